@@ -66,24 +66,12 @@ except ImportError as error:
 # -- tasks by name -----------------------------------------------------------------------------------------------------
 
 
-class UnknownTask(ValueError):
-    """A path that names no task of this process.
-
-    Celery's ``NotRegistered`` tells a name, not a sentence, and a module of tasks may raise it when it is imported.
-    """
-
-
-def registered(path: Any, modules: Iterable[str] = ()) -> Task[Any, Any]:
-    """The task of this path. ``modules``: where tasks are beside ``tasks.py``. Raises :class:`UnknownTask`."""
+def registered(path: Any, modules: Iterable[str] = ()) -> Task[Any, Any] | None:
+    """The task of this path; None if there is none. ``modules``: where tasks are beside ``tasks.py``."""
     found = _loaded(path)
     if found is None:
         _load(tuple(modules))
         found = _loaded(path)
-    if found is None:
-        raise UnknownTask(
-            f"{path!r:.200} is not a Django task that is registered here. Tasks are in tasks.py of an installed app; "
-            "name other modules in OPTIONS['modules'] of the backend in TASKS, for the workers too."
-        )
     return found
 
 
@@ -209,10 +197,9 @@ def execute(
 
     Raises ``Reject`` for a task that is not registered, so that its message becomes a dead letter.
     """
-    try:
-        task = _task(path, alias)
-    except UnknownTask as error:
-        raise Reject(error, requeue=False) from error
+    task = _task(path, alias)
+    if isinstance(task, str):
+        raise Reject(ValueError(task), requeue=False)
     result = _result(task, result_id, args, kwargs, alias, enqueued_at=enqueued_at)
     _set(result, status=TaskResultStatus.RUNNING, started_at=started_at, last_attempted_at=started_at)
     result.worker_ids.extend([worker] * min(attempts, MOST_ATTEMPTS))
@@ -230,12 +217,18 @@ def execute(
     return value
 
 
-def _task(path: Any, alias: Any) -> Task[Any, Any]:
-    """The task that a message names. Raises ``UnknownTask``: a message must not choose any function or backend."""
+def _task(path: Any, alias: Any) -> Task[Any, Any] | str:
+    """The task that a message names, or why there is none: a message must not choose any function or backend."""
     backend = task_backends[alias] if isinstance(alias, str) and alias in task_backends.settings else None
     if not isinstance(backend, CeleryBackend):
-        raise UnknownTask(f"{alias!r:.200} is not a CeleryBackend in this project's TASKS.")
-    return registered(path, backend.options.get("modules", ())).using(backend=alias)
+        return f"{alias!r:.200} is not a CeleryBackend in this project's TASKS."
+    task = registered(path, backend.options.get("modules", ()))
+    if task is None:
+        return (
+            f"{path!r:.200} is not a Django task that is registered here. Tasks are in tasks.py of an installed app; "
+            "name other modules in OPTIONS['modules'] of the backend in TASKS, for the workers too."
+        )
+    return task.using(backend=alias)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -271,7 +264,10 @@ def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
     try:
         path, args, kwargs, alias, enqueued_at = arguments
         moment = datetime.fromisoformat(enqueued_at)
-        return _result(_task(path, alias), result_id, list(args), dict(kwargs), alias, enqueued_at=moment)
+        task = _task(path, alias)
+        if isinstance(task, str):
+            raise TaskResultDoesNotExist(f"{result_id}: {task}")
+        return _result(task, result_id, list(args), dict(kwargs), alias, enqueued_at=moment)
     except (ValueError, TypeError) as error:
         raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
 
