@@ -226,8 +226,8 @@ class BatchKeepingChannel(BatchingChannel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: By thread, the batch that it has open.
-        self.open_batches: dict[int, PublishBatch] = {}
+        #: Has the ``batch`` that the thread has open. By the thread's number, it could be a later thread's.
+        self.of_thread = threading.local()
 
     def basic_publish(
         self,
@@ -239,24 +239,22 @@ class BatchKeepingChannel(BatchingChannel):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        batch = self.open_batches.get(threading.get_ident())
+        batch = getattr(self.of_thread, "batch", None)
         publish = super().basic_publish if batch is None else batch.publish
         publish(message, exchange, routing_key, mandatory, immediate=immediate, timeout=timeout, **kwargs)
 
     @contextmanager
     def batched(self, max_size: int) -> Iterator[PublishBatch]:
         """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
-        thread = threading.get_ident()
-        outer = self.open_batches.get(thread)
-        batch = self.open_batches[thread] = outer or self.create_publish_batch(max_size)
+        outer: PublishBatch | None = getattr(self.of_thread, "batch", None)
+        batch = self.of_thread.batch = outer or self.create_publish_batch(max_size)
         try:
             yield batch
         except BaseException:
             batch.discard()
             raise
         finally:
-            if outer is None:
-                self.open_batches.pop(thread, None)
+            self.of_thread.batch = outer
         if outer is None:
             try:
                 if not batch.aborted:
@@ -298,7 +296,7 @@ def _batched_as(producer: Producer, kind: Callable[[Channel, int], PublishBatch]
             transport=producer.connection.transport.driver_name,
             fix="Set broker_url to fdb:// or fdb+sqlite://.",
         )
-    ours = isinstance(channel, BatchKeepingChannel) and threading.get_ident() in channel.open_batches
+    ours = getattr(channel.of_thread, "batch", None) if isinstance(channel, BatchKeepingChannel) else None
     if ours or getattr(getattr(producer, "_batch_local", None), "current", None):  # kombu's, since 5.7
         raise OptionError(
             "this thread has a batch open, which would take the messages",

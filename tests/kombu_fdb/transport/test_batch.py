@@ -130,6 +130,20 @@ def test_other_threads_publish_at_once(producer: Producer) -> None:
         assert size(producer) == 1
 
 
+def test_a_batch_that_a_thread_left_open_is_no_later_threads(producer: Producer) -> None:
+    """A later thread may have the number of one that has ended: its messages were never stored."""
+    left = batched(producer)
+
+    def publish() -> None:
+        producer.publish(1, routing_key="q")
+
+    for act in (left.__enter__, *[publish] * 20):
+        thread = Thread(target=act)
+        thread.start()
+        thread.join()
+    assert size(producer) == 20
+
+
 def test_a_kind_of_batch_is_its_threads(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_module, "parts", partial(parts, most=(2, BATCH_BYTES)))
 
