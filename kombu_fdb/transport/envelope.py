@@ -64,6 +64,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from operator import call, itemgetter
 from typing import Any, NamedTuple
 
@@ -556,9 +557,16 @@ def _nested(value: Any) -> str:
     return text
 
 
+@lru_cache(maxsize=1_000)
+def _whole(value: int) -> str:
+    if not -(2**63) <= value < 2**63:  # the template has no place for it
+        raise ValueError(value)
+    return repr(value)
+
+
 _ENCODERS: dict[type, Callable[[Any], str]] = {
     str: _text,
-    int: {number: repr(number) for number in range(1_000)}.__getitem__,  # a larger one has no place in the template
+    int: _whole,
     bool: {True: "true", False: "false"}.__getitem__,
     **dict.fromkeys((dict, list, tuple), _nested),
     _NONE: str,  # not called: it stands in the template
@@ -636,7 +644,7 @@ def _payload(
         values = (content_type, content_encoding, *shape.of_headers(headers), *shape.of_properties(properties), *around)
         try:  # noqa: SIM105 - suppress takes longer than what it would guard
             meta = (shape.template % (*map(call, shape.encoders, values),)).encode()
-        except (KeyError, TypeError, ValueError, RecursionError):  # written, or refused, below
+        except (TypeError, ValueError, RecursionError):  # written, or refused, below
             pass
     if not meta:
         meta = _meta(headers, properties, [content_type, content_encoding], [exchange, routing_key])
