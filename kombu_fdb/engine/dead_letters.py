@@ -58,9 +58,9 @@ BYTES_PER_TRANSACTION = 2_000_000
 class LetterWalk:
     """A walk through the letters of the queue ``dead`` that had come by the version ``last``, and meet all conditions.
 
-    By default there are none. Those on a death apply to the last one. ``error``: the class of the exception, with or
-    without its module. ``task``: a Celery task's name. ``key``: the fairness key, "" for none. ``died_after_ms``,
-    ``died_before_ms``: wall clock. ``where``: any condition on a letter.
+    Without conditions, all of them. Conditions on a death apply to the last one. ``error``: the class of the exception,
+    with or without its module. ``task``: a Celery task's name. ``key``: the fairness key, "" for none.
+    ``died_after_ms``, ``died_before_ms``: wall clock. ``where``: any condition on a letter.
     """
 
     dead: str
@@ -328,8 +328,9 @@ class DeadLetters(Verbs):
 
         ``conditions``: fields of :class:`LetterWalk`; raises ``TypeError`` for others.
         """
+        walk = LetterWalk(dead, batches.NO_LAST, **conditions)  # first: a wrong condition needs no store
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
-        return LetterWalk(dead, batches.NO_LAST if last is None else last, **conditions)
+        return walk if last is None else replace(walk, last=last)
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.

@@ -52,6 +52,13 @@ def test_by_reason_queue_and_error(bench: Bench) -> None:
     assert found(bench, error="clined") == []
 
 
+def test_an_unknown_condition_is_refused_without_the_store(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store did not answer, that was the error, not the wrong name."""
+    monkeypatch.setattr(bench.engine.transactions, "read", None)
+    with pytest.raises(TypeError, match="reson"):
+        bench.engine.dead_letters.walk("q.dead", reson="rejected")
+
+
 def test_what_never_died_meets_no_condition_about_a_death(bench: Bench) -> None:
     """It was published straight to the dead-letter queue."""
     reject(bench, b"dead")
