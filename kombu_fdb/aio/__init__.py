@@ -470,7 +470,7 @@ class Queue(Face[SyncQueue]):
     move_part = verb(SyncQueue.move_part)
 
     async def delete(self, job: Peeked | Job | Spot | bytes) -> bool:
-        """Delete a job in any state. False if it is not there. As of the sync queue."""
+        """Delete a job in any state, as the sync queue does. False if it is not there."""
         return await self._calls.run(partial(self._sync.delete, job._sync if isinstance(job, Job) else job))
 
     reschedule = verb(SyncQueue.reschedule)

@@ -403,9 +403,10 @@ class Queue:
         """
         if isinstance(job, Spot):
             return self._engine.messages.delete_at(self.name, job.state, job.position, job.message_id)
-        if not isinstance(job, bytes | Peeked | Job):
+        # An asyncio job has an id, too.
+        job_id = job.message_id if isinstance(job, Peeked) else getattr(job, "id", job)
+        if not isinstance(job_id, bytes):
             raise InvalidArgument("not a job, its id or its spot", given=shown(job))
-        job_id = job if isinstance(job, bytes) else job.message_id if isinstance(job, Peeked) else job.id
         return self._engine.messages.delete(self.name, job_id)
 
     def reschedule(self, spot: Spot, delay: float = 0, *, payload: bytes | None = None) -> bool:

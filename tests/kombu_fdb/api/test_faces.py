@@ -254,6 +254,13 @@ def test_states(jobs):
     assert jobs.delete(job)
 
 
+def test_a_sync_queue_deletes_a_job_of_asyncio(sync):
+    jobs = sync.queue("jobs")
+    jobs.put("a")
+    assert jobs.delete(aio.Job(jobs.take(), None))
+    assert placed(jobs) == (0, 0)
+
+
 def test_keys_in_pages(jobs):
     for key in "abc":
         jobs.put("x", key=key)
