@@ -274,7 +274,7 @@ async def _sleep(calls: Calls, take: Take, bell: LoopBell, stopped: Stop) -> boo
         return False
     watches = await calls.run(partial(take.arm, bell.ring), undo=partial(_end, take))
     try:
-        if watches is not None:
+        if watches is not None and not stopped():  # as in the sync API
             await bell.wait(take.shortest_s())
     finally:
         disarm(watches)

@@ -89,7 +89,7 @@ def _sleep(take: Take, bell: Bell, stopped: Stop) -> bool:
     if stopped():  # asked after the bell was cleared: a later ring ends the sleep
         return False
     watches = take.arm(bell.ring)
-    if watches is not None:
+    if watches is not None and not stopped():  # asked again: until the first arm, a stop did not know the bell
         bell.wait(take.shortest_s())
     disarm(watches)
     return True
@@ -193,7 +193,7 @@ class Take:
 
     def _claim(self) -> None:
         member = self._member
-        if member is not None and (member.in_line or self._is_contested):  # else another thread has ended that
+        if member is not None and (member.in_line or self._is_contested):  # else the contention has ended
             with suppress(SessionLost):  # the next look uses another session
                 self._stand(member)
         else:

@@ -30,6 +30,7 @@ from kombu_fdb.api import arguments, dead_letters
 from kombu_fdb.api import broker as broker_module
 from kombu_fdb.api import job as job_module
 from kombu_fdb.api import queue as queue_module
+from kombu_fdb.api.consumer import Take
 from kombu_fdb.engine.dead_letters import LetterWalk
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.model import KeyLimits, QueueControl
@@ -209,6 +210,19 @@ def test_a_loop_that_sleeps_is_ended(sync, broker, jobs, threads, asleep, how):
     assert sleeping.wait(PATIENCE_S)
     (consumer.stop if how == "stop" else broker.close)()
     assert looped.result(PATIENCE_S) == []
+    assert list(consumer) == []
+
+
+def test_a_loop_that_is_stopped_while_it_arms_does_not_sleep(jobs, monkeypatch):
+    """Until it had armed once, a stop rang no bell, and the loop ended ``poll_interval`` later."""
+    consumer, arm = jobs.consume(), Take.arm
+
+    def arm_late(*args):
+        consumer.stop()
+        return arm(*args)
+
+    monkeypatch.setattr(Take, "arm", arm_late)
+    monkeypatch.setattr(Take, "shortest_s", lambda _: pytest.fail("it sleeps"))
     assert list(consumer) == []
 
 
