@@ -222,22 +222,24 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     session = ClientSession(engine, options, session_id, Bell(), Clock())
     duties = Duties(engine, Clock(), session_id, sweep_interval_s=options.sweep_interval)
-    start_threads(session, duties, deferred, options)
-    return session
+    try:
+        start_threads(session, duties, deferred, options)
+        return session
+    except BaseException:  # a signal handler's, or there is no room for another thread; the caller knows no session
+        session.stop()
+        raise
 
 
 def start_threads(session: ClientSession, duties: Duties, deferred: Callable[[], None], options: Options) -> None:
     """Start those that maintain the session."""
     ttl_s, duties.beat_s = options.session_ttl, monotonic()
-    session.threads = [
-        threading.Thread(target=target, name=f"kombu-fdb-{name}", daemon=True)
-        for name, target in (
-            ("heartbeat", partial(_beat, session, duties, ttl_s)),
-            ("duties", partial(_serve, session, duties, deferred)),
-        )
-    ]
-    for thread in session.threads:
+    for name, target in (
+        ("heartbeat", partial(_beat, session, duties, ttl_s)),
+        ("duties", partial(_serve, session, duties, deferred)),
+    ):
+        thread = threading.Thread(target=target, name=f"kombu-fdb-{name}", daemon=True)
         start(thread)
+        session.threads.append(thread)
     if instead_of_threads() == "gevent":
         start_native(partial(_stand_in, session, duties, ttl_s))
 

@@ -12,7 +12,7 @@ import pytest
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client as client_module
-from kombu_fdb.process import connect
+from kombu_fdb.process import connect, session_threads
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation, locate, parse_url
@@ -177,6 +177,27 @@ def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, mon
     with pytest.raises(StoreUnavailable, match="closed"):
         client.session()
     assert not any(thread.is_alive() for thread in opened[0].threads)
+
+
+def test_a_session_whose_threads_are_interrupted_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first beat for ever, for a session that nothing used."""
+    client.attach(user := User(), timeout_s=DEADLINE_S)
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        thread.start()
+        started.append(thread)
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session_threads, "start", start)
+        with pytest.raises(Interrupted):
+            client.session()
+    (thread,) = started
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert client.session()
+    client.detach(user)
 
 
 def test_an_interrupted_opening_keeps_no_other_thread_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
