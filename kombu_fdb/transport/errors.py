@@ -112,7 +112,7 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> None:
 
 
 def raise_as_operational(error: BaseException) -> None:
-    """:func:`operational_errors` for an error that there is already. Returns if it is to be raised as it is."""
+    """:func:`operational_errors` for an error at hand. Returns if it is to be raised as it is."""
     if isinstance(error, UNANSWERED):
         kind = OutcomeUnknown if isinstance(error, CommitUnknown) else Unanswered
         raise kind(error.text, **error.attributes) from error

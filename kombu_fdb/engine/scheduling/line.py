@@ -268,7 +268,7 @@ def _row_of(work: Work, value: bytes) -> bytes | None:
 
 
 def waiting_in(line: bytes, rows: Iterable[KeyValue]) -> Waiting:
-    """Those whose rows these are."""
+    """Those that wait in these rows."""
     return {key: demand for key, value in rows if (demand := _decode(line, value)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Work: what a verb gets for one run: a transaction, the environment, and the effects to be written at its end.
+"""Work: what a verb gets for one run: a transaction, the environment, and the effects to be written as the run ends.
 
 Effects are the transaction's changes of counters, and the queues whose consumers it wakes.
 
@@ -26,7 +26,7 @@ from kombu_fdb.store.protocol import Transaction
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a process provides, time, unique ids and chance, and what its options say. Sizes are in bytes."""
+    """What a process provides (time, unique ids, chance), and what its options say. Sizes are in bytes."""
 
     clock: Clock
     ids: IdSource

@@ -2,7 +2,7 @@
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
 file with each transaction. ``running`` are the transactions that hold a connection, ``lock`` is the right to write. A
-*barrier* keeps new transactions out, where it stands. Each transaction has one
+*barrier* keeps new transactions out while it stands. Each transaction has one
 :class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken; ``return_writer``,
 ``return_reader`` and ``leave`` release whatever was taken with it, even if an exception cut that short: each step at
 the barrier is one call into C, and may be repeated.

@@ -195,7 +195,7 @@ MOST_AHEAD = 10_000
 class Credit:
     """What the consumers of one channel have, and how much more they may have.
 
-    ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread. Moments are of its clock.
+    ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread. Moments are those of its clock.
     """
 
     def __init__(self) -> None:
