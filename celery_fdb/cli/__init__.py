@@ -17,8 +17,6 @@ from click_didyoumean import DYMGroup
 
 from celery_fdb.cli.options import check_text, json_object
 
-__all__ = ["LazyGroup", "fdb"]
-
 
 class LazyGroup(DYMGroup):
     """A group that imports the module of a command when the command is called."""

@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 from weakref import WeakMethod
 
 try:
-    from posix import write  # eventlet's ``os.write`` waits in the event loop, even where a pipe must not block
+    from posix import (
+        write as write,  # eventlet's ``os.write`` waits in the event loop, even where a pipe must not block
+    )
 except ImportError:  # Windows
-    from os import write
-
-__all__ = ["Bell", "readable", "wait_for", "write"]
+    from os import write as write
 
 
 class Bell:

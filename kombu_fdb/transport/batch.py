@@ -36,10 +36,8 @@ from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import now_ms
 from kombu_fdb.transport.errors import raise_as_amqp
 
-__all__ = ["KOMBU_HAS_BATCHES", "BatchPublishError", "batched"]
-
 try:
-    from kombu.exceptions import BatchPublishError
+    from kombu.exceptions import BatchPublishError as BatchPublishError
 except ImportError:
 
     class BatchPublishError(KombuError):  # type: ignore[no-redef]  # kombu before 5.7 has none
