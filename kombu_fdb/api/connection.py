@@ -20,12 +20,11 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import count
-from threading import RLock
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.primitives.threads import unless_mine
+from kombu_fdb.primitives.threads import Lock
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.line_member import Contention
@@ -61,7 +60,7 @@ class Connection:
         self.contention = Contention()
         self._turns: dict[str, int] = {}
         self._services = count(1)
-        self._lock = RLock()
+        self._lock = Lock()
         #: :meth:`wake` calls each of them. Each change is one call into C, so it takes no lock.
         self.sleepers: set[Callable[[], None]] = set()
         self.closed = self.ended = True  # until it has opened
@@ -75,7 +74,7 @@ class Connection:
         """Release what is held, at once and uncounted; end every wait. Idempotent."""
         if os.getpid() != self.client.pid:
             return  # the parent's
-        with unless_mine(self._lock):
+        with self._lock:
             self.closed = True
         self.wake()
         if self.ended:
@@ -123,13 +122,13 @@ class Connection:
 
     def _gather(self) -> set[Lease]:
         """The leases of all jobs that are held, or that a claim has just brought."""
-        with unless_mine(self._lock):
+        with self._lock:
             held = self.held.copy()
         return held.union(each.lease for found in list(self.arriving.values()) for each in list(found))
 
     def hold(self, found: Sequence[Delivery]) -> bool:
         """False if it was closed while these were claimed."""
-        with unless_mine(self._lock):
+        with self._lock:
             self.held.update([each.lease for each in found])
             self._turns.update({each.queue: next(self._services) for each in found})
             return not self.closed

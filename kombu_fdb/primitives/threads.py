@@ -12,7 +12,7 @@ may come at any line, as may one that kills a greenlet. The packages survive it 
 3. *Undone twice.* What must not outlive a call, such as a lock, is undone by :func:`surely`: one exception can't cut
    both short.
 4. *No wait for itself.* A handler runs inside the code that it interrupts, which goes on only when the handler has
-   ended. So a lock that this thread has or waits for already is refused at once (:func:`unless_mine`,
+   ended. So a lock that this thread has or waits for already is refused at once (:class:`Lock`,
    :attr:`FairLock.mine`).
 
 ``tests/kit/interruption.py`` raises an exception at each line in turn.
@@ -35,6 +35,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import attrgetter
 from typing import TypeVar
 
 from kombu_fdb.errors import StoreError, StoreUnavailable
@@ -116,14 +117,26 @@ def would_wait_for_itself() -> StoreError:
     )
 
 
-def unless_mine(lock: threading.RLock) -> threading.RLock:
-    """The lock, for a ``with`` around lines that don't wait. Raises ``StoreError`` in a thread that holds it.
+class Lock:
+    """A lock for a ``with`` around lines that don't wait. It raises ``StoreError`` in a thread that has it.
 
-    It is an ``RLock``, as only that type knows its owner; still only one caller at a time runs the lines.
+    Inside is an ``RLock``, as only that type knows its owner. ``with`` calls the methods of *that*: they are C, so no
+    exception of a signal handler comes between the lock and its release, and a method of ours would let one in.
     """
-    if lock._is_owned():  # type: ignore[attr-defined]  # not in the stubs; conditions are built on it
-        raise would_wait_for_itself()
-    return lock
+
+    __slots__ = ("reentrant",)
+
+    def __init__(self) -> None:
+        #: For lines that may run inside of the same lines, further up the stack.
+        self.reentrant = threading.RLock()
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        if self.reentrant._is_owned():  # type: ignore[attr-defined]  # not in the stubs; conditions are built on it
+            raise would_wait_for_itself()
+        return self.reentrant.__enter__
+
+    __exit__ = property(attrgetter("reentrant.__exit__"))
 
 
 # -- the lock ----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, count
-from threading import RLock
 from typing import Any, TypeVar
 
 from kombu_fdb.engine.messages import overflow
@@ -73,7 +72,7 @@ from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.model import LONGEST_KEY, LONGEST_NAME, LONGEST_TASK_ID, NO_PRIORITY, URGENT, Death, Publication
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, PRIORITY, Kind, check_fields, check_text, moment
-from kombu_fdb.primitives.threads import unless_mine
+from kombu_fdb.primitives.threads import Lock
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Doubt
@@ -403,7 +402,7 @@ class Doubts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = RLock()
+        self._lock = Lock()
         #: Empty when there are none.
         self.found: OrderedDict[bytes, deque[Doubted]] = OrderedDict()
 
@@ -418,15 +417,15 @@ class Doubts:
     def keep(self, publication: Publication, doubted: Doubted) -> None:
         """Add a message in doubt, or one that was taken and still is."""
         identity = _identity(publication)
-        with self._lock:
+        with self._lock.reentrant:
             self.found.setdefault(identity, deque()).append(doubted)
             while len(self) > MOST_MESSAGES:
                 self.found.popitem(last=False)
 
     def take(self, publication: Publication) -> Doubted | None:
-        """The doubtful message that may be this one; no other caller gets it. Raises what ``unless_mine`` raises."""
+        """The doubtful message that may be this one; no other caller gets it. Raises what a ``Lock`` raises."""
         identity = _identity(publication)
-        with unless_mine(self._lock):
+        with self._lock:
             same, doubted = self.found.pop(identity, deque()), None
             while same and doubted is None:
                 doubt, number = same.popleft()

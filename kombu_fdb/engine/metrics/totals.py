@@ -25,13 +25,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from threading import RLock
 
 from kombu_fdb.engine.stored.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.threads import unless_mine
+from kombu_fdb.primitives.threads import Lock
 from kombu_fdb.store.protocol import Transaction
 
 #: Stands for all keys, or queues, that are not counted by name. No message has this key, and no queue this name.
@@ -111,7 +110,7 @@ MOST_PENDING = 10_000
 class PendingTotals:
     """What this process has counted and not written yet, and which keys it counts by name. Thread-safe.
 
-    ``note`` and :meth:`share` take no lock, as a signal handler may count; :meth:`write` raises what ``unless_mine``
+    ``note`` and :meth:`share` take no lock, as a signal handler may count; :meth:`write` raises what a ``Lock``
     raises.
     """
 
@@ -123,7 +122,7 @@ class PendingTotals:
         self.note = self._noted.append
         #: When a transaction is to add its share.
         self.next_s = clock.monotonic() + INTERVAL_S
-        self._lock = RLock()
+        self._lock = Lock()
         #: Queues and keys that are counted by name, how many keys of each queue, and until when.
         self._names: set[tuple[str, str]] = set()
         self._by_queue: Counter[str] = Counter()
@@ -162,7 +161,7 @@ class PendingTotals:
         for (queue, _, *key), number in events.items():
             if any(key):
                 numbers[queue, key[0]] += number
-        with unless_mine(self._lock):
+        with self._lock:
             named = self._named(numbers)
         found: Counter[Event] = Counter()
         for (queue, event, *key), number in events.items():

@@ -35,7 +35,6 @@ the inbox until the callback is called. Such an exception in between returns it 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -47,7 +46,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from kombu_fdb.model import Delivery, Lease, SessionId
-from kombu_fdb.primitives.threads import unless_mine
+from kombu_fdb.primitives.threads import Lock
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
@@ -383,7 +382,7 @@ class Plan:
 
 
 class Dispatch:
-    """The consumers of one connection. Thread-safe; its methods raise what ``unless_mine`` raises."""
+    """The consumers of one connection. Thread-safe; its methods raise what a ``Lock`` raises."""
 
     def __init__(
         self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic, turn: int = 0
@@ -393,7 +392,7 @@ class Dispatch:
         self._group_s = group_s
         self._patience_s = patience_s
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._by_queue: dict[str, deque[Subscription]] = {}
         self._credits: deque[Credit] = deque()
         self._offset = turn
@@ -416,7 +415,7 @@ class Dispatch:
 
     def add(self, subscription: Subscription, *, single: bool = False) -> None:
         """``single``: whether its queue is known to have a single active consumer."""
-        with unless_mine(self._lock):
+        with self._lock:
             if single:
                 self.single.add(subscription.queue)
             self._by_queue.setdefault(subscription.queue, deque()).append(subscription)
@@ -428,7 +427,7 @@ class Dispatch:
 
         May be repeated, for what a claim has brought meanwhile.
         """
-        with unless_mine(self._lock):
+        with self._lock:
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
@@ -446,21 +445,21 @@ class Dispatch:
 
     def drop_session(self, session_id: SessionId) -> None:
         """Forget what a lost session had claimed and no consumer has seen yet: other sessions have it now."""
-        with unless_mine(self._lock):
+        with self._lock:
             self._lost.add(session_id)
             for credit in self._credits:
                 credit.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
     def close(self) -> None:
         """Remove all consumers. What waits is leaving, and so is what arrives from now on."""
-        with unless_mine(self._lock):
+        with self._lock:
             self._by_queue.clear()
             for credit in self._credits:
                 credit.withdraw(_everything, self._leaving)
 
     def forget(self, credit: Credit) -> None:
         """Forget a closed channel. What still waits is leaving: its consumers may not be cancelled yet."""
-        with unless_mine(self._lock):
+        with self._lock:
             credit.withdraw(_everything, self._leaving)
             if credit in self._credits:
                 self._credits.remove(credit)
@@ -470,7 +469,7 @@ class Dispatch:
         """The leases of what is leaving; :meth:`released` must follow."""
         if not self._leaving:
             return []
-        with unless_mine(self._lock):
+        with self._lock:
             self._drop_leaving()
             return list(self._leaving)
 
@@ -485,7 +484,7 @@ class Dispatch:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        with unless_mine(self._lock):
+        with self._lock:
             return [each for subscriptions in self._by_queue.values() for each in subscriptions]
 
     @property
@@ -495,7 +494,7 @@ class Dispatch:
     @property
     def shared(self) -> set[str]:
         """Queues from which any number of consumers may claim, in any number of processes."""
-        with unless_mine(self._lock):
+        with self._lock:
             return {
                 queue
                 for queue, subscriptions in self._by_queue.items()
@@ -504,7 +503,7 @@ class Dispatch:
 
     def competing(self, queues: Collection[str]) -> set[str]:
         """The other queues whose consumers share a channel's bounded room with a consumer of ``queues``."""
-        with unless_mine(self._lock):
+        with self._lock:
             among = {
                 each.credit
                 for queue in queues
@@ -520,12 +519,12 @@ class Dispatch:
     @property
     def consumers(self) -> dict[str, str]:
         """For each queue with a single active consumer, the tag of the consumer that is served here."""
-        with unless_mine(self._lock):
+        with self._lock:
             return {queue: each[0].tag for queue, each in self._by_queue.items() if queue in self.single}
 
     def note_single(self, queues: Iterable[str], single: Collection[str]) -> None:
         """Note which of the ``queues`` have a single active consumer, as they are declared now."""
-        with unless_mine(self._lock):
+        with self._lock:
             for queue in queues:
                 if queue in single and queue in self._by_queue:
                     self.single.add(queue)
@@ -546,7 +545,7 @@ class Dispatch:
     @property
     def unburdened(self) -> set[str]:
         """The consumers whose channels have nothing to settle and nothing to hand out."""
-        with unless_mine(self._lock):
+        with self._lock:
             subscriptions = [each for subscriptions in self._by_queue.values() for each in subscriptions]
             return {each.tag for each in subscriptions if not each.credit.inbox and not each.credit.held}
 
@@ -555,7 +554,7 @@ class Dispatch:
     def withdraw_untaken(self, now: float) -> int:
         """Withdraw what was not taken for ``patience_s``: it is leaving. Returns the number of messages."""
         dropped = 0
-        with unless_mine(self._lock):
+        with self._lock:
             for credit in self._credits:
                 since = credit.untaken_since() if credit.inbox else None
                 if since is not None and since + self._patience_s <= now:
@@ -565,7 +564,7 @@ class Dispatch:
 
     def next_withdrawal_s(self, now: float) -> float | None:
         """In how many seconds a message must be withdrawn, unless the program drains; None if none waits."""
-        with unless_mine(self._lock):
+        with self._lock:
             moments = [since for credit in self._credits if (since := credit.untaken_since()) is not None]
         return min(moments) + self._patience_s - now if moments else None
 
@@ -573,7 +572,7 @@ class Dispatch:
 
     def withdraw(self, lease: Lease) -> bool:
         """Withdraw a message that was not taken yet. False if it was handed out."""
-        with unless_mine(self._lock):
+        with self._lock:
             for credit in self._credits:
                 if credit.withdraw(lambda _, delivery: delivery.lease == lease):
                     self.stalled.add(credit)
@@ -582,7 +581,7 @@ class Dispatch:
 
     def overdue(self, lease: Lease) -> None:
         """Note that a message that was handed out has been released without its consumer."""
-        with unless_mine(self._lock):
+        with self._lock:
             for credit in self._credits:
                 credit.held.expire(lease)
 
@@ -595,7 +594,7 @@ class Dispatch:
         """
         plan = Plan()
         limit, total = self.window, 0
-        with unless_mine(self._lock):
+        with self._lock:
             for queue, subscriptions in self._by_queue.items():
                 if queue in hungry and (room := self._room(self._served(queue), plan, now, freed_at)):
                     plan.queues.append(queue)
@@ -616,7 +615,7 @@ class Dispatch:
 
         Counting turns would not do: plans have different queues, as different channels have room at different times.
         """
-        with unless_mine(self._lock):
+        with self._lock:
             self._turns += 1
             if first in self._by_queue:
                 self._firsts[first] = self._turns
@@ -643,7 +642,7 @@ class Dispatch:
         Since the claim, a consumer may have been cancelled, or its prefetch lowered.
         """
         arriving, now = self.arriving, self._clock()
-        with unless_mine(self._lock):
+        with self._lock:
             if self._placing and arriving and self._has(arriving[0].lease):
                 del arriving[0]
             self._placing = True
@@ -689,7 +688,7 @@ class Dispatch:
     def next(self, into: list[Arrival]) -> Arrival | None:
         """Put the next waiting message ``into`` a list, from the channels in turn; None if none may be handed out."""
         now = self._clock()
-        with unless_mine(self._lock):
+        with self._lock:
             if self._leaving:
                 self._drop_leaving()
             for _ in range(len(self._credits)):
@@ -707,7 +706,7 @@ class Dispatch:
     def return_undelivered(self, arrival: Arrival) -> Lease | None:
         """Make a message that no callback has seen its channel's next. Returns its lease if its consumer has ended."""
         subscription, delivery, tag = arrival
-        with unless_mine(self._lock):
+        with self._lock:
             subscription.credit.reclaim(tag)
             if delivery.leased and delivery.lease.session in self._lost:
                 return None  # another consumer has it
@@ -720,12 +719,12 @@ class Dispatch:
 
     def waiting(self, credit: Credit, queue: str) -> int:
         """How many messages of a queue a channel has that its program has not seen, and that could go back."""
-        with unless_mine(self._lock):
+        with self._lock:
             return len(_of_queue(credit, queue))
 
     def take_waiting(self, credit: Credit, queue: str, into: list[Delivery], most: int) -> None:
         """Move up to ``most`` of them ``into`` a list, in their order. If this is interrupted, they are leaving."""
-        with unless_mine(self._lock):
+        with self._lock:
             self._drop_leaving()
             first = _of_queue(credit, queue)[:most]
             leases = [each.lease for each in first]

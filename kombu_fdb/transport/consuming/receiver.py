@@ -50,13 +50,13 @@ from typing import Any
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.threads import (
+    Lock,
     Ticket,
     in_hub,
     instead_of_threads,
     start,
     surely,
     undisturbed,
-    unless_mine,
     would_wait_for_itself,
 )
 from kombu_fdb.primitives.wakeup import Bell, wait_for
@@ -151,7 +151,7 @@ class Receiver:
         self.watch_set = WatchSet(Bell(), client.options.ack_delay_ms / 1000)
         self.fetcher = Fetcher(client, self.watch_set, Bell(), monotonic, random.Random())
         self._thread: threading.Thread | None = None
-        self._starting = threading.RLock()
+        self._starting = Lock()
         self._cancels_wait = True
         #: Until when only the thread takes turns.
         self._spared_until = -inf
@@ -176,7 +176,7 @@ class Receiver:
     def subscribe(self, subscription: Subscription, *, single: bool) -> None:
         """Begin to claim for a consumer, from the next drain on. ``single``: as in :meth:`.dispatch.Dispatch.add`."""
         self.fetcher.subscribe(subscription, single=single)
-        with unless_mine(self._starting):
+        with self._starting:
             if self._thread is None:
                 self._start()
         self.watch_set.bell.ring()

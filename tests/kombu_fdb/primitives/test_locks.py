@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import threading
+from types import BuiltinFunctionType
 
 import pytest
 
 from kombu_fdb.errors import StoreError
-from kombu_fdb.primitives.threads import unless_mine
+from kombu_fdb.primitives.threads import Lock
 
 
 def test_a_lock_refuses_the_thread_that_is_inside_and_no_other() -> None:
-    lock, seen = threading.RLock(), list[threading.RLock]()
-    with unless_mine(lock):
-        with pytest.raises(StoreError, match="would wait for itself"):
-            unless_mine(lock)
-        other = threading.Thread(target=lambda: seen.append(unless_mine(lock)))
+    lock, seen = Lock(), list[str]()
+
+    def enter() -> None:
+        with lock:
+            seen.append("the other")
+
+    other = threading.Thread(target=enter)
+    with lock:
+        with pytest.raises(StoreError, match="would wait for itself"), lock:
+            seen.append("the same")
         other.start()
-        other.join()
-    assert seen == [lock]
-    with unless_mine(lock):
+        seen.append("the first")
+    other.join()
+    assert seen == ["the first", "the other"]
+    with lock:
         pass
+
+
+def test_a_lock_may_be_entered_again_where_that_is_asked_for() -> None:
+    lock = Lock()
+    with lock.reentrant, lock.reentrant, pytest.raises(StoreError), lock:
+        pass
+    with lock:
+        pass
+
+
+def test_with_calls_into_c_where_a_signal_handler_does_not_come_in() -> None:
+    lock = Lock()
+    assert isinstance(lock.__enter__, BuiltinFunctionType)
+    assert isinstance(lock.__exit__, BuiltinFunctionType)
