@@ -1,4 +1,4 @@
-"""Commands that do what pages do: limits, and the actions of ``operations/actions.py`` with the same questions."""
+"""Commands that do what pages do: limits, and the actions of ``operations/catalogue.py`` with the same questions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command,
 from celery_fdb.inspection.filters import died_elsewhere
 from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.operations.action import Outcome, Request
-from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
 
 

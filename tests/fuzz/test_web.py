@@ -26,7 +26,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.operations.action import AUDIT_LOG
-from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.catalogue import ACTIONS
 from celery_fdb.web import dashboard
 from celery_fdb.web.visit import PATHS
 from kombu_fdb import Broker

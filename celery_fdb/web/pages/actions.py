@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.operations.action import Action, AskedAnew, Request
-from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.catalogue import ACTIONS
 from celery_fdb.web.page import MOST_BYTES, READING
 from celery_fdb.web.visit import MOST_SHOWN, Visit, carried, spot_of
 from kombu_fdb import Broker

@@ -24,7 +24,7 @@ from celery_fdb.inspection.filters import (
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import STATES, QueueView, look
 from celery_fdb.operations.action import Action
-from celery_fdb.operations.actions import named
+from celery_fdb.operations.catalogue import named
 from celery_fdb.web.visit import MOST_SHOWN, Visit, known, spot_of
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from celery_fdb.inspection.overview import find_keys, look, look_at_keys
 from celery_fdb.operations.action import Action
-from celery_fdb.operations.actions import named
+from celery_fdb.operations.catalogue import named
 from celery_fdb.web.charts import charts_of, trends
 from celery_fdb.web.live import LiveStats
 from celery_fdb.web.visit import MOST_SHOWN, Visit

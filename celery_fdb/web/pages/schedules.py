@@ -21,7 +21,7 @@ from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
 from celery_fdb.inspection.schedules import BROKEN, EntryReport, configured, entry_of, fit, schedule_of, text_of
 from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
-from celery_fdb.operations.actions import named
+from celery_fdb.operations.catalogue import named
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 

@@ -24,7 +24,7 @@ from celery_fdb.inspection.filters import moment_ms
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
-from celery_fdb.operations.actions import named
+from celery_fdb.operations.catalogue import named
 from celery_fdb.web.pages.messages import offered
 from celery_fdb.web.visit import MOST_SHOWN, Visit, known
 from kombu_fdb import Broker

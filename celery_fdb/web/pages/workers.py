@@ -18,7 +18,7 @@ from starlette.responses import Response
 from celery_fdb.control import ask_workers
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
-from celery_fdb.operations.actions import named
+from celery_fdb.operations.catalogue import named
 from celery_fdb.web.page import Shared
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker

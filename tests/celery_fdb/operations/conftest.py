@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_fdb.operations.action import ASKED_FIELD as FIELD
 from celery_fdb.operations.action import Outcome, Request, log_audit
-from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb import Broker, Spot
 
 

@@ -20,7 +20,7 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action as action_module
 from celery_fdb.operations import queues
 from celery_fdb.operations.action import Asked, AskedAnew, Request, log_audit
-from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import QueueControl
 from kombu_fdb.primitives.clock import Clock

@@ -11,7 +11,7 @@ import pytest
 from kit.processes import run_python
 
 from celery_fdb.operations.action import Action, Outcome, Request, log_audit
-from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 

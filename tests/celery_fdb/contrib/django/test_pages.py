@@ -20,7 +20,7 @@ from celery import Celery
 from django.contrib.auth import get_user
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.operations.actions import ACTIONS
+from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb import Broker
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
