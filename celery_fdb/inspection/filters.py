@@ -22,6 +22,9 @@ address, are all optional:
 
 ``-`` for task, error or reason finds those that have none.
 
+The command line's conditions on a death also ask for ``died``: a queue that a dead-letter exchange leads to may hold
+messages of its own, which wait, and may have an attempt's error.
+
 A page that shows the letters of one cause sends ``cause`` instead: a JSON list of exactly the task, error and reason of
 the last death, "" for none. Nothing in it is a pattern, because a publisher may give its task any name.
 
@@ -36,7 +39,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from typing import NamedTuple
 
@@ -46,7 +49,7 @@ from celery_fdb.inspection.time_formats import moment, read
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.engine.dead_letters import error_of, task_names_of, task_of
+from kombu_fdb.engine.dead_letters import error_of, is_class, task_names_of, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Listed, Peeked, Spot, State
@@ -139,6 +142,7 @@ class Filter:
     since_ms: int | None = None
     until_ms: int | None = None
     cause: Cause | None = None
+    died: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, str], zone: tzinfo = UTC) -> Filter:
@@ -146,7 +150,8 @@ class Filter:
         texts = {name: fields.get(name, "").strip() for name in TEXTS}
         since_ms, until_ms = (moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
         cause = _cause(fields.get("cause"))
-        return cls(**texts, key=fields.get("key"), since_ms=since_ms, until_ms=until_ms, cause=cause)
+        died = "died" in fields
+        return cls(**texts, key=fields.get("key"), since_ms=since_ms, until_ms=until_ms, cause=cause, died=died)
 
     def fields(self) -> dict[str, str]:
         """The filter as fields, moments in UTC."""
@@ -158,7 +163,7 @@ class Filter:
                 found[name] = datetime.fromtimestamp(ms / 1000, UTC).isoformat()
         if self.cause is not None:
             found["cause"] = json.dumps(self.cause)
-        return found
+        return found | ({"died": "yes"} if self.died else {})
 
     def __str__(self) -> str:
         """The filter as a question names it: ``task=shop.pay, error=CardDeclined``; "" if all messages match."""
@@ -183,9 +188,10 @@ class Filter:
         """Whether the message matches. ``message.payload`` may be a beginning that holds the headers."""
         return (
             self.key in (None, message.key)
-            and self.cause in (None, cause_of(message))
-            and self._died_so(message)
+            and bool(message.deaths or not self.died)
             and self._is_in_time(message)
+            and self._died_so(message)
+            and (self.cause is None or self.cause == cause_of(message))
             and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
             and (not self.task or any(_is_task(each, self.task) for each in task_names_of(message)))
             and (not self.arguments or self.arguments.lower() in _arguments_of(message).lower())
@@ -197,7 +203,7 @@ class Filter:
         return (
             (not self.reason or reason == _wanted(self.reason))
             and (not self.home or home == self.home)
-            and (not self.error or _is_class(error_of(message), self.error))
+            and (not self.error or is_class(error_of(message), _wanted(self.error)))
         )
 
     def _is_in_time(self, message: Peeked) -> bool:
@@ -206,17 +212,15 @@ class Filter:
 
     def conditions(self) -> Conditions:
         """The filter as conditions of ``DeadLetters``. What the engine can check itself needs no payloads read."""
-        found: Conditions = {}
-        if self.key is not None:
-            found["key"] = self.key
-        if self.reason not in ("", NONE):
-            found["reason"] = self.reason
-        if self.home:
-            found["queue"] = self.home
-        in_payloads = (self.task, self.error, self.text, self.arguments, self.reason == NONE, self.cause)
-        if any(in_payloads) or self.since_ms is not None or self.until_ms is not None:
-            found["where"] = self.matches
-        return found
+        reason = self.reason if self.reason != NONE else ""
+        error = self.error if self.error != NONE and self.died else ""  # of a death, not of the last attempt
+        rest = replace(self, key=None, home="")
+        if reason:
+            rest = replace(rest, reason="", died=False)
+        if error:
+            rest = replace(rest, error="", died=False)
+        checked = Conditions(key=self.key, queue=self.home or None, reason=reason or None, error=error or None)
+        return {**checked, "where": rest.matches} if rest else checked
 
 
 def _cause(text: str | None) -> Cause | None:
@@ -234,10 +238,6 @@ def _cause(text: str | None) -> Cause | None:
 
 def _wanted(text: str) -> str:
     return "" if text == NONE else text
-
-
-def _is_class(found: str, wanted: str) -> bool:
-    return found == _wanted(wanted) or found.endswith(f".{wanted}")
 
 
 def _arguments_of(message: Peeked) -> str:

@@ -109,7 +109,7 @@ class LetterWalk:
         return (
             self.reason in (None, death.reason)
             and self.queue in (None, death.queue)
-            and (self.error is None or _is_class(death.details.get("error_class"), self.error))
+            and (self.error is None or is_class(death.details.get("error_class"), self.error))
             and (self.died_after_ms is None or death.time_ms >= self.died_after_ms)
             and (self.died_before_ms is None or death.time_ms < self.died_before_ms)
         )
@@ -119,7 +119,8 @@ class LetterWalk:
         return self.task in (None, *task_names_of(letter)) and (self.where is None or self.where(letter))
 
 
-def _is_class(found: object, wanted: str) -> bool:
+def is_class(found: object, wanted: str) -> bool:
+    """Whether the class of an exception is the wanted one, which may be given without its module."""
     return isinstance(found, str) and (found == wanted or found.endswith(f".{wanted}"))
 
 

@@ -74,6 +74,13 @@ FILTERS = [
     Filter(key=""),
     Filter(text="ID-1"),
     Filter(task="shop.*", error="KeyError", reason="slow", key="zoo"),
+    Filter(died=True),
+    Filter(error="KeyError"),
+    Filter(error="KeyError", died=True),
+    Filter(error="-", died=True),
+    Filter(since_ms=2, died=True),
+    Filter(error="KeyError", reason="slow", died=True),
+    Filter(error="KeyError", reason="rejected"),
 ]
 
 
