@@ -48,7 +48,7 @@ def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ..
     done, refused = list[Outcome](), list[KombuFDBError]()
     for each in found:
         try:
-            done.append(_do(invocation, name, Request(each.message.queue, [each.spot], fields=fields)))
+            done.append(do(invocation, name, Request(each.message.queue, [each.spot], fields=fields)))
         except (QueueError, FormatError) as refusal:
             refused.append(refusal)
     number = sum(1 - each.missed for each in done)
@@ -69,7 +69,7 @@ def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ..
 @click.option("--priority", default="", help="0 to 9.")
 def publish(invocation: Invocation, *, queue: str, **fields: str) -> Answer:
     """Publish a task named TASK to QUEUE, as Celery would: to try a worker out."""
-    outcome = _do(invocation, "publish", Request(queue, fields=fields))
+    outcome = do(invocation, "publish", Request(queue, fields=fields))
     task_id = outcome.text.removesuffix(f" to {queue}.").rpartition(" ")[2]  # names may have spaces in them
     return Answer({"queue": queue, "task": fields["task"], "task_id": task_id}, [outcome.text])
 
@@ -80,8 +80,8 @@ def publish(invocation: Invocation, *, queue: str, **fields: str) -> Answer:
 def delete(invocation: Invocation, *, queue: str, yes: bool) -> Answer:
     """Delete QUEUE with its bindings, limits and waiting messages. Refused while a process uses it."""
     known(invocation, queue)
-    request = _asked(invocation, "delete_queue", queue, yes=yes)
-    outcome = _do(invocation, "delete_queue", request)
+    request = asked(invocation, "delete_queue", Request(queue), yes=yes)
+    outcome = do(invocation, "delete_queue", request)
     return Answer({"queue": queue, "deleted": request.asked.number}, [outcome.text])
 
 
@@ -91,7 +91,7 @@ def delete(invocation: Invocation, *, queue: str, yes: bool) -> Answer:
 def purge(invocation: Invocation, *, queue: str, yes: bool) -> Answer:
     """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
     known(invocation, queue)
-    outcome = _do(invocation, "purge", _asked(invocation, "purge", queue, yes=yes))
+    outcome = do(invocation, "purge", asked(invocation, "purge", Request(queue), yes=yes))
     return Answer({"queue": queue, "deleted": outcome.number}, [outcome.text])
 
 
@@ -112,7 +112,7 @@ def resume(invocation: Invocation, *, queue: str, key: str | None) -> Answer:
 
 
 def _switch(invocation: Invocation, name: str, queue: str, key: str | None) -> Answer:
-    outcome = _do(invocation, name, Request(queue, key=key))
+    outcome = do(invocation, name, Request(queue, key=key))
     return Answer({"queue": queue, "key": key, "paused": name == "pause"}, [outcome.text])
 
 
@@ -163,7 +163,7 @@ def limit(invocation: Invocation, *, queue: str, key: str | None, remove: bool, 
         raise click.UsageError("--remove needs a KEY and no other option")
     target = invocation.broker.queue(queue)
     if remove:
-        _do(invocation, "unlimit", Request(queue, key=key))
+        do(invocation, "unlimit", Request(queue, key=key))
     elif changes and key is None:
         target.limit_every_key(**changes)
     elif changes:
@@ -182,21 +182,28 @@ def _limit(name: str, value: Any) -> str:
 # -- how an action is done ---------------------------------------------------------------------------------------------
 
 
-def _asked(invocation: Invocation, name: str, queue: str, *, yes: bool) -> Request:
-    """The request, once its question is answered; an empty queue needs no question. Raises ``click.Abort``."""
-    action = ACTIONS[name]
-    request = action.ask(invocation.broker, Request(queue))
-    if not yes and (request.asked.number or name == "delete_queue"):
+def asked(invocation: Invocation, name: str, request: Request, *, yes: bool, everything: bool = False) -> Request:
+    """The request, once its question is answered; about no message at all there is none. Raises ``click.Abort``.
+
+    ``everything``: about all dead letters of the queue. Their number comes from the counter, as unreadable ones have no
+    name. Raises ``AskedAnew`` if some that the question was about are gone.
+    """
+    action, broker = ACTIONS[name], invocation.broker
+    request = action.ask(broker, request)
+    if everything:
+        request = request.asking(request.asked._replace(number=broker.queue(request.queue).count()))
+    if not yes and (request.spots if action.selects else request.asked.number or name == "delete_queue"):
         click.confirm(clean(action.question(request)), abort=True, err=True)
+        action.check_asked(broker, request)
     return request
 
 
-def _do(invocation: Invocation, name: str, request: Request) -> Outcome:
+def do(invocation: Invocation, name: str, request: Request) -> Outcome:
     """Do all parts of the action, with a bar if there is more than one."""
     action = ACTIONS[name]
     outcome = action.run(invocation.broker, request)
     if outcome.following:
-        with invocation.bar(name, request.asked.number) as advance:
+        with invocation.bar(action.label, request.asked.number) as advance:
             advance(outcome.number)
             while outcome.following:
                 outcome = action.run(invocation.broker, request._replace(mark=outcome.following))

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import click
 
+from celery_fdb.cli.actions import asked, do
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, duration, rate, table, yes_option
-from celery_fdb.inspection.filters import REASONS, group, letters_in
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, rate, table, yes_option
+from celery_fdb.inspection.filters import REASONS, Filter, group, letters_in
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment
-from celery_fdb.operations.action import Asked
+from celery_fdb.operations import messages
+from celery_fdb.operations.action import Request, listed
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.model import Peeked
+from kombu_fdb.model import Listed, Spot
 from kombu_fdb.primitives.plural import plural
 
 
@@ -41,15 +46,26 @@ def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         in_option,
         click.option("--reason", help=f"For example {', '.join(REASONS)}."),
-        click.option("--task", help="A Celery task's name."),
+        click.option("--task", help="A Celery task's name; shop.* for all that begin so, - for none."),
         click.option("--key", help="The fairness key."),
-        click.option("--error", help="The class of the exception."),
+        click.option("--error", help="The class of the exception; - for none."),
         *(
-            click.option(name, type=duration, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work.")
-            for name in ("--older-than", "--younger-than")
+            click.option(*names, type=ago, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work.")
+            for names in (("--older-than", "until"), ("--younger-than", "since"))
         ),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+def _filter(given: dict[str, str | None]) -> Filter:
+    """The options as a filter. Raises ``click.UsageError`` for an empty one, as of a script's unset variable.
+
+    With :data:`in_option` the queue may hold messages of its own: a condition on the last death asks for one.
+    """
+    fields = {name: text for name, text in given.items() if text is not None}
+    if not all(text.strip() for name, text in fields.items() if name != "key"):
+        raise click.UsageError("a condition is empty; - finds those that have none")
+    return Filter.of(fields if fields.keys() <= {"task", "key"} else {**fields, "died": "yes"})
 
 
 id_arguments = click.argument("ids", metavar="[ID]...", nargs=-1)
@@ -59,10 +75,6 @@ def _letters(invocation: Invocation, queue: str, *, in_queue: bool) -> DeadLette
     """The dead letters of a queue, or of ``<queue>.dead``, as the tables name it. Raises ``QueueNotFound``."""
     view = known(invocation, queue)
     return invocation.broker.dead_letters(queue if in_queue or view.dead_of is not None else queue + DEAD_SUFFIX)
-
-
-def _given(conditions: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in conditions.items() if value is not None}
 
 
 @command("list")
@@ -83,17 +95,17 @@ def list_(
     by: str | None,
     in_queue: bool,
     body: bool,
-    **conditions: Any,
+    **given: str | None,
 ) -> Answer:
     """Count the dead letters of each queue; with QUEUE, list its dead letters, oldest first."""
     if queue is None:
         having = {view.name: view.dead for view in look(invocation.broker).live_queues if view.dead}
         return Answer(having, [table("queue >dead", having.items())])
-    letters = _letters(invocation, queue, in_queue=in_queue)
+    letters, conditions = _letters(invocation, queue, in_queue=in_queue), _filter(given).conditions()
     if by is not None:
-        counts = dict(letters.count(by, **_given(conditions)).most_common())
+        counts = dict(letters.count(by, **conditions).most_common())
         return Answer(counts, [table(f"{by} >dead", counts.items())])
-    return shown(letters.list(limit, **_given(conditions)), body=body)
+    return shown(letters.list(limit, **conditions), body=body)
 
 
 @command()
@@ -103,7 +115,10 @@ def list_(
 @body_option
 def show(invocation: Invocation, *, queue: str, message_id: str, in_queue: bool, body: bool) -> Answer:
     """Show one dead letter with its whole history. ID is as in the list, or the task's id."""
-    answer = shown([_find(invocation, _letters(invocation, queue, in_queue=in_queue), message_id)], body=body)
+    letters = _letters(invocation, queue, in_queue=in_queue)
+    found = _find(invocation, letters, message_id)
+    whole = invocation.broker.queue(letters.dead_queue).at(found.spot) or found
+    answer = shown([whole.message], body=body)
     deaths = answer.document[0]["deaths"]
     return Answer(answer.document[0], [*answer.shown, *(line for each in deaths for line in _story(each))])
 
@@ -143,25 +158,25 @@ def replay(
     to: str | None,
     rate: float | None,
     yes: bool,
-    **conditions: Any,
+    **given: str | None,
 ) -> Answer:
     """Move dead letters back to the queue they died in: those with the IDs, or all that match the conditions.
 
     Without IDs, conditions or --limit you are asked first. Ctrl-C stops between two messages: the dead letters replayed
     so far are back in their queues, and the others stay.
     """
-    letters = _letters(invocation, queue, in_queue=in_queue)
-    wanted = _wanted(invocation, letters, ids, _given(conditions))
-    if wanted == [{}] and limit is None and _is_terminal():
-        limit = letters.count().total()
-        question = f"Replay all {plural(limit, 'dead letter')} of {clean(letters.dead_queue)}?"
-        (asked,) = _asked(letters, wanted, question, yes=yes)
-        wanted = [{"where": asked.holds}]  # letters that have died meanwhile stay
-    _check_reason(letters, conditions["reason"])
+    letters, wanted = _letters(invocation, queue, in_queue=in_queue), _filter(given)
+    spots = _spots(invocation, letters, ids, wanted)
+    _check_reason(letters, wanted.reason)
+    conditions = wanted.conditions()
+    if not (ids or wanted or limit or yes) and _is_terminal():
+        request = asked(invocation, "replay_all", Request(letters.dead_queue), yes=False, everything=True)
+        # Letters that have died meanwhile stay.
+        conditions, limit = messages.conditions(request), request.asked.number
     count = 0
     try:
         with invocation.bar("replay", None) as advance:
-            for each in wanted:
+            for each in [{"message_id": spot.message_id} for spot in spots] if ids else [conditions]:
                 count += letters.replay(limit, to=to, rate=rate, progress=advance, **each)
     except QueueNotFound as error:
         fix = "Start a worker that declares it, or name another queue with --to. The dead letters stay where they are."
@@ -184,52 +199,29 @@ def discard(
     in_queue: bool,
     everything: bool,
     yes: bool,
-    **conditions: Any,
+    **given: str | None,
 ) -> Answer:
     """Delete dead letters for good: those with the IDs, those that match the conditions, or --all."""
-    given = _given(conditions)
-    if everything == bool(ids or given):
+    wanted = _filter(given)
+    if everything == bool(ids or wanted):
         raise click.UsageError("give IDs, conditions or --all")
     letters = _letters(invocation, queue, in_queue=in_queue)
-    wanted = _wanted(invocation, letters, ids, given)
-    _check_reason(letters, conditions["reason"])
-    mark = invocation.broker.queue(letters.dead_queue).mark()
-    if not yes:
-        number = sum(letters.count(**each).total() for each in wanted)
-        question = f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?"
-        asked = _asked(letters, wanted, question, yes=False)
-        if not everything:  # among all, some may be unreadable, and have no name
-            wanted = [{**each, "where": about.holds} for each, about in zip(wanted, asked, strict=True)]
-    count = sum(_discard(letters, mark, each) for each in wanted)
-    return Answer({"queue": queue, "discarded": count}, [f"discarded {plural(count, 'message')}"])
+    spots = _spots(invocation, letters, ids, wanted)
+    _check_reason(letters, wanted.reason)
+    request = Request(letters.dead_queue, spots, fields=wanted.fields(), seconds=math.inf)
+    name = "discard" if ids else "discard_all"
+    request = asked(invocation, name, request, yes=yes, everything=everything)
+    if everything and request.asked.number:  # some may be unreadable, and have no name
+        request = request.asking(request.asked._replace(named=None))
+    outcome = do(invocation, name, request)
+    count = len(spots) - outcome.missed if ids else outcome.number
+    return Answer({"queue": queue, "discarded": count}, [outcome.text])
 
 
-def _asked(letters: DeadLetters, wanted: list[dict[str, Any]], question: str, *, yes: bool) -> list[Asked]:
-    """Ask. Returns what the question is about. Raises ``click.Abort``; ``AskedAnew`` if letters are gone by then."""
-    asked = _about(letters, wanted)
-    if not yes:
-        click.confirm(question, abort=True, err=True)
-    for before, now in zip(asked, _about(letters, wanted), strict=True):
-        before.check(now)
-    return asked
-
-
-def _about(letters: DeadLetters, wanted: list[dict[str, Any]]) -> list[Asked]:
-    return [Asked.about(letters.each(**each), lambda _: True) for each in wanted]
-
-
-def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any]) -> int:
-    """Discard the letters that had died by the mark, and none that died while the question was open."""
-    count = 0
-    while mark:
-        part = letters.discard_part(mark, **conditions)
-        count, mark = count + part.number, part.following
-    return count
-
-
-def _check_reason(letters: DeadLetters, reason: str | None) -> None:
+def _check_reason(letters: DeadLetters, reason: str) -> None:
     """Refuse a mistyped reason, which would match nothing and look like success. Raises ``Refused``."""
-    if reason is None or reason in REASONS or next(letters.each(reason=reason), None) is not None:
+    found = letters.each(**Filter(reason=reason, died=True).conditions())
+    if reason in {"", *REASONS} or next(found, None) is not None:
         return
     reasons = ", ".join(clean(each) for each in sorted(letters.count(by="reason")) if each)
     fix = f"There are: {reasons}." if reasons else "There are no dead letters."
@@ -240,26 +232,22 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _wanted(
-    invocation: Invocation, letters: DeadLetters, ids: tuple[str, ...], given: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """The conditions of one walk, or of one walk for each id. Raises ``Refused`` for an id that is not there."""
-    if not ids:
-        return [given]
-    return [{**given, "message_id": _find(invocation, letters, each).message_id} for each in ids]
+def _spots(invocation: Invocation, letters: DeadLetters, ids: tuple[str, ...], wanted: Filter) -> list[Spot]:
+    """Where the dead letters with these ids stand, if they match. Raises ``Refused`` for an id that is not there."""
+    found = [_find(invocation, letters, each) for each in ids]
+    found = [each for each in found if each.message.state == "ready" and wanted.matches(each.message)]
+    return list(dict.fromkeys(each.spot for each in found))
 
 
-def _find(invocation: Invocation, letters: DeadLetters, wanted: str) -> Peeked:
+def _find(invocation: Invocation, letters: DeadLetters, wanted: str) -> Listed:
     """The dead letter of this id, or of the task with this id. Raises ``Refused``."""
-    of_task = [each for each in invocation.broker.find(wanted) if each.queue == letters.dead_queue]
-    if of_task:
-        return of_task[0]
-    try:
-        found = letters.get(bytes.fromhex(wanted))
-    except ValueError:
-        found = None
+    queue = invocation.broker.queue(letters.dead_queue)
+    of_task = (each for each in invocation.broker.spots(wanted) if each.message.queue == queue.name)
+    all_letters = listed(queue, "ready") if re.fullmatch("[0-9a-fA-F]{32}", wanted) else ()
+    of_id = (each for each in all_letters if each.message.message_id.hex() == wanted.lower())
+    found = next(chain(of_task, of_id), None)
     if found is None:
-        raise Refused("no such dead letter", queue=letters.dead_queue, id=wanted, fix="`dead list` lists them.")
+        raise Refused("no such dead letter", queue=queue.name, id=wanted, fix="`dead list` lists them.")
     return found
 
 
@@ -299,19 +287,12 @@ def edit(
     invocation: Invocation, *, queue: str, message_id: str, in_queue: bool, args: str | None, kwargs: str | None
 ) -> Answer:
     """Replay the dead letter ID with other arguments. It has to be a Celery task in JSON, not compressed."""
-    from celery_fdb.operations import messages  # imports much of Celery
-    from celery_fdb.operations.action import Request
-
-    fields = _given({"args": args, "kwargs": kwargs})
+    fields = {name: text for name, text in (("args", args), ("kwargs", kwargs)) if text is not None}
     if not fields:
         raise click.UsageError("give --args or --kwargs")
-    letter = _find(invocation, _letters(invocation, queue, in_queue=in_queue), message_id)
-    found = [
-        each.spot for each in invocation.broker.spots(letter.task_id) if each.message.message_id == letter.message_id
-    ]
-    if not found:
-        raise Refused("not a task that can be edited", id=message_id, fix="Replay it as it is, or discard it.")
-    outcome = messages.edit(invocation.broker, Request(letter.queue, found, fields=fields))
+    letters = _letters(invocation, queue, in_queue=in_queue)
+    spot = _find(invocation, letters, message_id).spot
+    outcome = do(invocation, "edit", Request(letters.dead_queue, [spot], fields=fields))
     return Answer({"queue": queue, "id": message_id, "replayed": 1 - outcome.missed}, [outcome.text])
 
 

@@ -10,15 +10,14 @@ import click
 from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, table
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, table
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.overview import STATES
-from celery_fdb.inspection.time_formats import age, moment, seconds_of
+from celery_fdb.inspection.time_formats import age, seconds_of
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked, State
-from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
 
 #: The bar moves on after this many messages.
@@ -165,8 +164,7 @@ def search(
 
 def _moment(name: str, text: str) -> str:
     """A moment for ``since`` or ``until``, which may also be given as an age."""
-    ago_s = seconds_of(text) if name in {"since", "until"} else None
-    return text if ago_s is None else moment(Clock().wall_ms() - ago_s * 1000).isoformat()
+    return ago(text) if name in {"since", "until"} and seconds_of(text) is not None else text
 
 
 @command()

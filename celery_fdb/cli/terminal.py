@@ -21,9 +21,10 @@ from rich.text import Text
 
 from celery_fdb import brokers
 from celery_fdb.cli.options import check_text, json_object
-from celery_fdb.inspection.time_formats import rate_of, seconds_of
+from celery_fdb.inspection.time_formats import moment, rate_of, seconds_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, OptionError, StoreError
+from kombu_fdb.primitives.clock import Clock
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns if the output is not a terminal, whatever $COLUMNS says: lines that a program reads must not be wrapped.
@@ -245,6 +246,11 @@ def duration(text: str) -> float:
     if found is None:
         raise click.BadParameter(f"{text!r} is not a duration such as 90 (seconds), 10m, 12h or 7d")
     return found
+
+
+def ago(text: str) -> str:
+    """The moment so long ago, as a filter takes it."""
+    return moment(Clock().wall_ms() - duration(text) * 1000).isoformat()
 
 
 yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmation.")

@@ -221,6 +221,10 @@ class Request(NamedTuple):
         """What the question of an action on many was about. Raises ``InvalidArgument``."""
         return Asked.parse(self.fields.get(ASKED_FIELD, ""))
 
+    def asking(self, about: Asked | str) -> Request:
+        """The same request with a new question, or a new doubt."""
+        return self._replace(fields={**self.fields, ASKED_FIELD: str(about)})
+
     @property
     def wanted(self) -> Callable[[Peeked], bool]:
         """Accepts the messages that match and that the question was about. Raises ``InvalidArgument``."""
@@ -315,10 +319,9 @@ class Action:
     def ask(self, broker: Broker, request: Request) -> Request:
         """The request with a new question: the messages or the doubt of now. Raises ``InvalidArgument``."""
         if self.on_whole:
-            about = Asked.of(broker, request.queue, request.key)
-            return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
+            return request.asking(Asked.of(broker, request.queue, request.key))
         if self.doubt is not None:
-            return request._replace(fields={**request.fields, ASKED_FIELD: self.doubt(request)})
+            return request.asking(self.doubt(request))
         if not self.by_filter:
             return request
         matches = request.filter.matches
@@ -327,7 +330,7 @@ class Action:
             (each.message for name in queues for each in listed(broker.queue(name), request.state)),
             lambda each: matches(each) and (not self.everywhere or died_elsewhere(each, each.queue)),
         )._replace(by=max((broker.queue(each).mark() for each in queues), default=b""))
-        return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
+        return request.asking(about)
 
     def check_asked(self, broker: Broker, request: Request) -> None:
         """Check the confirmed question before the first part. Raises ``InvalidArgument``.

@@ -366,7 +366,7 @@ def discard(broker: Broker, request: Request) -> Outcome:
 
 def _all(verb: Callable[..., Part], done: str, broker: Broker, request: Request) -> Outcome:
     """Replay or discard all letters that match, and had died when the action was asked for."""
-    part = partial(verb, broker.dead_letters(request.queue), **_conditions(request))
+    part = partial(verb, broker.dead_letters(request.queue), **conditions(request))
     return in_parts(part, request, done, "dead letter", _target(request), first=request.asked.by)
 
 
@@ -374,7 +374,7 @@ replay_all = partial(_all, DeadLetters.replay_part, "Replayed")
 discard_all = partial(_all, DeadLetters.discard_part, "Discarded")
 
 
-def _conditions(request: Request) -> Conditions:
+def conditions(request: Request) -> Conditions:
     """The conditions of a walk. If the question named no letters, because they were too many, all matches count."""
     found = request.filter.conditions()
     return found if request.asked.named is None else {**found, "where": request.wanted}
@@ -393,7 +393,7 @@ def _everywhere(verb: Callable[..., Part], done: str, broker: Broker, request: R
     If the queue to which letters are to be replayed is gone, the rest of their queue's letters stays.
     """
     stuck: set[str] = set()
-    conditions, wanted, by = request.filter.conditions(), request.wanted, request.asked.by
+    given, wanted, by = request.filter.conditions(), request.wanted, request.asked.by
     queues = sorted(dead_queues(broker, look(broker)))
 
     def part(mark: bytes) -> Part:
@@ -410,7 +410,7 @@ def _everywhere(verb: Callable[..., Part], done: str, broker: Broker, request: R
 
     def part_of(queue: str, mark: bytes) -> Part:
         here: dict[str, Any] = {
-            **conditions,
+            **given,
             "where": lambda letter: died_elsewhere(letter, queue) and wanted(letter),
         }
         try:

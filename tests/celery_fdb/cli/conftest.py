@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from celery_fdb.cli import fdb
 from kombu_fdb import Broker
+from kombu_fdb.primitives.clock import Clock
 
 
 @pytest.fixture
@@ -40,6 +42,13 @@ def run(url: str) -> Callable[..., Result]:
         return Result(result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+@pytest.fixture
+def a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For options such as ``--older-than 0``, what has just happened is past."""
+    now_ms = Clock().wall_ms
+    monkeypatch.setattr("celery_fdb.cli.terminal.Clock", lambda: SimpleNamespace(wall_ms=lambda: now_ms() + 1_000))
 
 
 @pytest.fixture(autouse=True)

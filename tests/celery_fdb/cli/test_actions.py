@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from celery_fdb.cli.actions import asked
 from celery_fdb.inspection import filters as search_module
 from kombu_fdb import Broker
 
@@ -178,6 +179,7 @@ def test_a_queue_that_fills_while_a_person_is_asked_is_not_deleted(run, broker, 
     assert broker.queue("jobs").count() == 2
 
 
+@pytest.mark.usefixtures("a_second_later")
 @pytest.mark.parametrize("given", [("--all",), ("--reason", "rejected"), ("--older-than", "0")])
 def test_dead_letters_that_come_while_a_person_is_asked_stay(run, broker, meanwhile, given):
     def die(*payloads):
@@ -187,9 +189,35 @@ def test_dead_letters_that_come_while_a_person_is_asked_stay(run, broker, meanwh
 
     die(b"shown", b"shown")
     questions = meanwhile(lambda: die(b"late"))
-    assert "discarded 2 messages" in run("dead", "discard", "jobs", *given).out
-    assert questions == ["Delete 2 dead letters of jobs for good?"]
+    assert "Discarded 2 dead letters of jobs.dead" in run("dead", "discard", "jobs", *given).out
+    (question,) = questions
+    assert question.startswith("Delete 2 dead letters of jobs.dead ")
     assert [each.payload for each in broker.queue("jobs").dead_letters.list()] == [b"late"]
+
+
+def test_a_dead_letter_that_comes_where_there_was_none_to_ask_about_stays(run, broker, monkeypatch):
+    def then_one_dies(*given, **options):
+        request = asked(*given, **options)
+        jobs.put("late")
+        jobs.take(0).bury()
+        return request
+
+    jobs = broker.declare("jobs")
+    monkeypatch.setattr("celery_fdb.cli.dead.asked", then_one_dies)
+    assert run("dead", "discard", "jobs", "--all", "--json").json["discarded"] == 0
+    assert jobs.dead_letters.count().total() == 1
+
+
+def test_a_dead_letter_that_moves_while_a_person_is_asked_is_left_alone(run, app, broker, meanwhile):
+    for name in ("stays", "goes"):
+        app.send_task("shop.pay", task_id=name)
+        bury(broker)
+    questions = meanwhile(lambda: broker.queue("celery").dead_letters.replay(1))
+    result = run("dead", "discard", "celery", "goes", "goes", "stays")
+    assert questions == ["Delete 2 messages of celery.dead for good?"], "an id that is given twice is one"
+    assert "Discarded 1 dead letter of celery.dead" in result.out
+    assert "Left alone: 1 message that had moved" in result.out
+    assert broker.queue("celery").count() == 1
 
 
 def test_dead_letters_that_come_while_a_person_is_asked_are_not_replayed(run, broker, meanwhile, monkeypatch):
@@ -208,6 +236,7 @@ def test_dead_letters_that_come_while_a_person_is_asked_are_not_replayed(run, br
     assert [each.payload for each in jobs.peek(9)] == [b"shown"]
 
 
+@pytest.mark.usefixtures("a_second_later")
 @pytest.mark.parametrize(
     "command", [("discard", "jobs", "--all"), ("discard", "jobs", "--older-than", "0"), ("replay", "jobs")]
 )

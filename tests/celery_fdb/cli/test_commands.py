@@ -18,6 +18,7 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.upkeep.quarantine import Aside
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import NO_SESSION, KeyLimits, SessionFacts
 
 
@@ -501,10 +502,54 @@ def test_dead_discard_some_or_all(run, graves):
     assert run("dead", "discard", "celery", "--reason", "expired", "--yes", "--json").json["discarded"] == 0
     result = run("dead", "discard", "celery", "--all", given="n\n")
     assert result.code == 1
-    assert "Delete 2 dead letters of celery for good?" in result.err
+    assert "Delete 2 dead letters of celery.dead for good?" in result.err
     assert graves.count() == 2
     assert run("dead", "discard", "celery", "--all", "--yes").code == 0
     assert graves.count() == 0
+
+
+@pytest.mark.parametrize(("answer", "given"), [("y\n", ()), (None, ("--yes",))])
+def test_an_unreadable_dead_letter_is_discarded_with_all(run, broker, answer, given):
+    jobs = broker.queue("jobs")
+    for text in "ab":
+        jobs.put(text)
+        jobs.take(0).bury()
+
+    def spoil(work):
+        (row,) = work.tr.get_range(*range_of(work.keys.ready("jobs.dead")), limit=1)
+        work.tr.set(row[0], b"garbage")
+
+    broker._engine.transactions.write(spoil)
+    result = run("dead", "discard", "jobs", "--all", *given, "--json", given=answer)
+    assert (result.json["discarded"], jobs.dead_letters.count().total()) == (2, 0)
+    assert answer is None or "Delete 2 dead letters" in result.err
+
+
+@pytest.mark.usefixtures("a_second_later")
+@pytest.mark.parametrize(
+    "given", [("--older-than", "0"), ("--younger-than", "1h"), ("--error", "KeyError"), ("--error", "-")]
+)
+def test_a_condition_on_a_death_finds_nothing_that_never_died(run, broker, given):
+    """A queue that a dead-letter exchange leads to may have messages of its own."""
+    broker.declare("graveyard").put("lives")
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}
+    broker.declare("jobs", arguments=arguments).put("dies")
+    broker.queue("jobs").take(0).bury(error="no class" if "-" in given else KeyError("a"))
+    assert len(run("dead", "list", "graveyard", "--in", *given, "--json").json) == 1
+    assert run("dead", "discard", "graveyard", "--in", *given, "--yes", "--json").json["discarded"] == 1
+    assert [each.payload for each in broker.queue("graveyard").each()] == [b"lives"]
+
+
+@pytest.mark.parametrize("name", ["task", "error", "reason"])
+def test_an_empty_condition_is_refused(run, graves, name):
+    for text in ("", " "):
+        assert run("dead", "discard", "celery", f"--{name}", text, "--yes").code == 2
+    assert graves.count() == 3
+
+
+@pytest.mark.parametrize(("task", "number"), [("shop.add", 3), ("shop.*", 3), ("shop", 0), ("-", 0)])
+def test_the_tasks_of_dead_letters_are_named_as_on_the_pages(run, graves, task, number):
+    assert run("dead", "replay", "celery", "--task", task, "--json").json["replayed"] == number
 
 
 # -- which broker, and errors ------------------------------------------------------------------------------------------
