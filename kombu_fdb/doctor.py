@@ -32,9 +32,9 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.model import is_internal
 from kombu_fdb.primitives.clock import Clock, random_id
+from kombu_fdb.primitives.interruption import start
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import start
 from kombu_fdb.process.connect import open_store
 from kombu_fdb.process.session_threads import BEATS
 from kombu_fdb.settings.location import (

@@ -41,7 +41,7 @@ IMPORTERS = {
         "celery_fdb/cli/__init__.py",
         "celery_fdb/contrib/outbox/__main__.py",
     ),
-    *("kombu_fdb/primitives/threads.py", "kombu_fdb/process/session_threads.py"),
+    *("kombu_fdb/primitives/interruption.py", "kombu_fdb/process/session_threads.py"),
     *("kombu_fdb/store/foundationdb/binding.py", "kombu_fdb/store/foundationdb/binding.py"),
     *(
         "kombu_fdb/transport/fairkey.py",

@@ -82,9 +82,9 @@ from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.failure import ERROR_LENGTH, TRACEBACK_LENGTH
+from kombu_fdb.primitives.interruption import start
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, is_number, is_whole
-from kombu_fdb.primitives.threads import start
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.channel import Channel
 

@@ -24,7 +24,7 @@ from itertools import count
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.primitives.threads import Lock
+from kombu_fdb.primitives.interruption import Lock
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.line_member import Contention

@@ -45,8 +45,8 @@ from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.job import Job
 from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
+from kombu_fdb.primitives.interruption import surely
 from kombu_fdb.primitives.ranges import is_whole, shown
-from kombu_fdb.primitives.threads import surely
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import LineMember

@@ -58,8 +58,8 @@ from kombu_fdb.errors import (
 )
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.interruption import FairLock, move
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import FairLock, move
 from kombu_fdb.process import connect
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES, is_of_one

@@ -199,8 +199,8 @@ class ClientSession:
     def give_up(self, first: int) -> None:
         """Give up a claim, if it is still under way: its owner may have used what one that has ended brought.
 
-        If one ends at this moment, a single call into C decides, as in ``move`` (``threads.py``). Never blocks; for
-        finalizers, too.
+        If one ends at this moment, a single call into C decides, as in ``move`` (``interruption.py``). Never blocks;
+        for finalizers, too.
         """
         self._suspects.update(compress([(first, next(self._notes))], map(self._claims.pop, [first], [None])))
         self.bell.ring()

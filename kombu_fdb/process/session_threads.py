@@ -39,8 +39,8 @@ from typing import TypeVar
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, in_step
+from kombu_fdb.primitives.interruption import Signal, instead_of_threads, start, start_native, surely
 from kombu_fdb.primitives.processes import see
-from kombu_fdb.primitives.threads import Signal, instead_of_threads, start, start_native, surely
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES, is_of_one

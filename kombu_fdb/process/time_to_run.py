@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.model import Lease
+from kombu_fdb.primitives.interruption import Signal, start
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import Signal, start
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.topology import OWNER
 from kombu_fdb.errors import InvalidArgument, KombuFDBError, OptionError, QueueError, StoreUnavailable
 from kombu_fdb.model import Lease, SessionId
-from kombu_fdb.primitives.threads import Ticket, surely
+from kombu_fdb.primitives.interruption import Ticket, surely
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration

@@ -32,7 +32,7 @@ from kombu.transport import virtual
 
 from kombu_fdb.errors import ForkedError, StoreError
 from kombu_fdb.model import Lease
-from kombu_fdb.primitives.threads import surely
+from kombu_fdb.primitives.interruption import surely
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming.dispatch import Credit

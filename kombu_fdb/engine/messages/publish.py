@@ -71,8 +71,8 @@ from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record, end_of_life
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.model import LONGEST_KEY, LONGEST_NAME, LONGEST_TASK_ID, NO_PRIORITY, URGENT, Death, Publication
 from kombu_fdb.primitives.clock import Clock, IdSource
+from kombu_fdb.primitives.interruption import Lock
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, PRIORITY, Kind, check_fields, check_text, moment
-from kombu_fdb.primitives.threads import Lock
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Doubt

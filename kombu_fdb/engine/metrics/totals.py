@@ -30,7 +30,7 @@ from kombu_fdb.engine.stored.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.threads import Lock
+from kombu_fdb.primitives.interruption import Lock
 from kombu_fdb.store.protocol import Transaction
 
 #: Stands for all keys, or queues, that are not counted by name. No message has this key, and no queue this name.

@@ -40,7 +40,7 @@ from types import ModuleType
 from typing import Any
 
 from kombu_fdb.errors import ClientUnusable, StoreUnavailable
-from kombu_fdb.primitives.threads import Signal, instead_of_threads, start_native
+from kombu_fdb.primitives.interruption import Signal, instead_of_threads, start_native
 
 # -- gevent ------------------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ What fails:
 * the machine loses power: with ``synchronous="full"`` nothing that was committed is lost, with ``"normal"`` the last
   moments may be, in commit order and without damage;
 * a signal handler raises, a greenlet is killed: at whatever instruction that happens, ``cancel`` of the transaction
-  releases all that it had acquired (:mod:`~kombu_fdb.primitives.threads`);
+  releases all that it had acquired (:mod:`~kombu_fdb.primitives.interruption`);
 * the file is deleted or replaced: commits fail with an error that says so; none goes into a file without a name;
 * the disk is full: transactions that need no more space go on (:mod:`~kombu_fdb.store.sqlite.space`);
 * the process forks: SQLite can't be carried into a child (https://www.sqlite.org/howtocorrupt.html, 2.6), not even
@@ -55,7 +55,7 @@ from typing import Any
 
 from kombu_fdb.errors import ForkedError, OptionError, StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.threads import FairLock, Ticket, surely
+from kombu_fdb.primitives.interruption import FairLock, Ticket, surely
 from kombu_fdb.store.protocol import (
     KEY_BYTES,
     TRANSACTION_BYTES,

@@ -3,7 +3,7 @@
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
 file with each transaction. ``running`` are the transactions that hold a connection, ``lock`` is the right to write. A
 *barrier* keeps new transactions out while it stands. Each transaction has one
-:class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken; ``return_writer``,
+:class:`~kombu_fdb.primitives.interruption.Ticket` for both, made before anything is taken; ``return_writer``,
 ``return_reader`` and ``leave`` release whatever was taken with it, even if an exception cut that short: each step at
 the barrier is one call into C, and may be repeated.
 
@@ -14,8 +14,8 @@ again.
 Model of the write lock. SQLite lets one connection write at a time and lets the others retry with growing pauses, so a
 process that publishes in a tight loop starves them. Here a writer first passes
 
-1. its process's own queue (:class:`~kombu_fdb.primitives.threads.FairLock`): first come, first served. Apart from the
-   helper, only its head touches the two files below;
+1. its process's own queue (:class:`~kombu_fdb.primitives.interruption.FairLock`): first come, first served. Apart
+   from the helper, only its head touches the two files below;
 2. the *gate*, an flock: its holder is next in line, and only the holder waits for
 3. *main*, an flock held while writing; its holder opens the gate for the next writer.
 
@@ -63,7 +63,7 @@ from typing import TypeVar
 
 from kombu_fdb.errors import StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, instead_of_threads, start, would_wait_for_itself
+from kombu_fdb.primitives.interruption import FairLock, Signal, Ticket, instead_of_threads, start, would_wait_for_itself
 from kombu_fdb.store.sqlite.errors import explain
 from kombu_fdb.store.sqlite.files import Access
 from kombu_fdb.store.sqlite.space import Space

@@ -52,7 +52,7 @@ from hashlib import blake2b
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, start
+from kombu_fdb.primitives.interruption import FairLock, Signal, Ticket, start
 from kombu_fdb.primitives.wakeup import readable, write
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.store.sqlite.files import Access

@@ -46,7 +46,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from kombu_fdb.model import Delivery, Lease, SessionId
-from kombu_fdb.primitives.threads import Lock
+from kombu_fdb.primitives.interruption import Lock
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
 

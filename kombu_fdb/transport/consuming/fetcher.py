@@ -67,8 +67,8 @@ from kombu_fdb import errors
 from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import in_step
+from kombu_fdb.primitives.interruption import Signal, Ticket
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import Signal, Ticket
 from kombu_fdb.primitives.wakeup import Bell, weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession

@@ -49,7 +49,7 @@ from typing import Any
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Lease
-from kombu_fdb.primitives.threads import (
+from kombu_fdb.primitives.interruption import (
     Lock,
     Ticket,
     in_hub,

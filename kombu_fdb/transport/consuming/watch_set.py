@@ -17,7 +17,7 @@ from weakref import ReferenceType
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.threads import FairLock
+from kombu_fdb.primitives.interruption import FairLock
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store.protocol import Watch

@@ -15,7 +15,7 @@ from weakref import ref
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
-from kombu_fdb.primitives.threads import Ticket
+from kombu_fdb.primitives.interruption import Ticket
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession

@@ -8,7 +8,7 @@ from types import BuiltinFunctionType
 import pytest
 
 from kombu_fdb.errors import StoreError
-from kombu_fdb.primitives.threads import Lock
+from kombu_fdb.primitives.interruption import Lock
 
 
 def test_a_lock_refuses_the_thread_that_is_inside_and_no_other() -> None:

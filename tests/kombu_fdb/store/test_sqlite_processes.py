@@ -24,7 +24,7 @@ from kit.processes import Program, until
 from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
-from kombu_fdb.primitives.threads import FairLock, Ticket
+from kombu_fdb.primitives.interruption import FairLock, Ticket
 from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase

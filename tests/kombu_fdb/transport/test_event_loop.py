@@ -19,7 +19,7 @@ from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 
 from kombu_fdb.errors import FormatError, StoreUnavailable
-from kombu_fdb.primitives.threads import Ticket, undisturbed
+from kombu_fdb.primitives.interruption import Ticket, undisturbed
 from kombu_fdb.transport.consuming import loop as loop_module
 from kombu_fdb.transport.consuming import receiver as receiver_module
 from kombu_fdb.transport.consuming import watch_set as watch_set_module

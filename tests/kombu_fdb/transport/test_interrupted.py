@@ -27,7 +27,7 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.facade import messages
 from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Lease, Publication
-from kombu_fdb.primitives import threads
+from kombu_fdb.primitives import interruption
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client, client_session, session_threads
 from kombu_fdb.process.time_to_run import TimesToRun
@@ -292,7 +292,7 @@ def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeTy
 
 
 def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
-    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, threads.move.__code__)
+    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, interruption.move.__code__)
     while True:
         number += 1
         own.acks.extend(Lease(b"s", each) for each in range(3))

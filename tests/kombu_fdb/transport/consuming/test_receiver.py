@@ -15,8 +15,8 @@ from kit.interruption import interrupt
 from kombu import Connection, Queue
 
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.primitives import threads, wakeup
-from kombu_fdb.primitives.threads import Signal
+from kombu_fdb.primitives import interruption, wakeup
+from kombu_fdb.primitives.interruption import Signal
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import connection as connections
@@ -133,7 +133,7 @@ class TestADrain:
             assert seen == [1]
 
     def test_that_ends_at_any_line_leaves_the_turns_to_the_thread(self, tmp_path: Path) -> None:
-        files = {str(each.__file__) for each in (receiver, watch_set, threads)}
+        files = {str(each.__file__) for each in (receiver, watch_set, interruption)}
         with consumer(tmp_path) as (connection, seen):
             engine = connection.default_channel.engine
             connection.drain_events(timeout=30)

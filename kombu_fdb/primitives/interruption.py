@@ -1,4 +1,4 @@
-"""Exceptions at any moment, and threads and greenlets: what survives a signal handler, and how threads are started.
+"""Interruption: exceptions that may come at any line; and locks, and starts of threads, that survive them.
 
 Python runs signal handlers between any two calls, so an exception from one (a soft time limit, ``KeyboardInterrupt``)
 may come at any line, as may one that kills a greenlet. The packages survive it by four rules:

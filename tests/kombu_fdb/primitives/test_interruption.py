@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.primitives.threads import in_hub, start
+from kombu_fdb.primitives.interruption import in_hub, start
 
 
 class TimeLimit(Exception):
