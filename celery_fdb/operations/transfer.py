@@ -37,7 +37,7 @@ from typing import IO, Any, TypeVar
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.doctor import read_cluster_file
-from kombu_fdb.engine.messages.publish import parts
+from kombu_fdb.engine.messages.publish import split_batch
 from kombu_fdb.engine.transfer import MOST_RESTORED
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, encode_json, way_of
@@ -445,7 +445,7 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
                 _apply(target, entry)
 
     number = stored = 0
-    for part in parts(messages(), lambda each: (1, _weight(each[1])), MOST_RESTORED):
+    for part in split_batch(messages(), lambda each: (1, _weight(each[1])), MOST_RESTORED):
         stored += transfer.restore(import_id, part)
         number += len(part)
         progress(number)

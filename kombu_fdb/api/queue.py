@@ -13,7 +13,7 @@ from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.messages.publish import parts
+from kombu_fdb.engine.messages.publish import split_batch
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import (
     NO_PRIORITY,
@@ -199,7 +199,7 @@ class Queue:
             publication(options, self.name, each, key=key, priority=priority, delay=delay, ttl=ttl, ttr=ttr)
             for each in payloads
         ]
-        for part in parts(made, lambda each: (1, len(each.payload))):
+        for part in split_batch(made, lambda each: (1, len(each.payload))):
             self._engine.publisher.publish(part)
         return [each.message_id for each in made]
 

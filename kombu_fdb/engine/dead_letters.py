@@ -37,7 +37,7 @@ from typing import Any
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import delete, forget, put_ready, rank_in, take_out, with_payload
-from kombu_fdb.engine.stored import batches
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
@@ -77,11 +77,11 @@ class LetterWalk:
 
     def mark(self, cursor: bytes) -> bytes | None:
         """Where a further part goes on (:meth:`after`); None at the end."""
-        return batches.mark(self.last, cursor) or None
+        return parts.mark(self.last, cursor) or None
 
     def after(self, mark: bytes) -> tuple[LetterWalk, bytes]:
         """The walk that a mark is of, as far as its end, and the cursor; from the beginning for b""."""
-        last, cursor = batches.split_mark(mark)
+        last, cursor = parts.split_mark(mark)
         return (replace(self, last=last) if mark else self), cursor
 
     @property
@@ -175,7 +175,7 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
             return found, key
         size += len(value)
         record = read_or(None, Record.decode, value)
-        if batches.came_by(walk.last, key) and walk.matches(record):
+        if parts.came_by(walk.last, key) and walk.matches(record):
             if walk.looks_into_payloads:
                 size += record.size if record is not None else 0
                 if not walk.matches_payload(browse.look(work, walk.dead, (key, value))):
@@ -329,7 +329,7 @@ class DeadLetters(Verbs):
 
         ``conditions``: fields of :class:`LetterWalk`; raises ``TypeError`` for others.
         """
-        walk = LetterWalk(dead, batches.NO_LAST, **conditions)  # first: a wrong condition needs no store
+        walk = LetterWalk(dead, parts.NO_LAST, **conditions)  # first: a wrong condition needs no store
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
         return walk if last is None else replace(walk, last=last)
 

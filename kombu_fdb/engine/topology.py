@@ -31,7 +31,7 @@ from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.batches import NO_LAST, VERSION_BYTES, came_by, rows_by
+from kombu_fdb.engine.stored.parts import NO_LAST, VERSION_BYTES, came_by, rows_by
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored import copies
-from kombu_fdb.engine.stored.batches import AdaptiveBatch
+from kombu_fdb.engine.stored.parts import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Environment, Event, Work
 from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
 from kombu_fdb.keyspace.layout import Keyspace, Range

@@ -28,7 +28,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, Upkeep
 from kombu_fdb.engine.metrics.samples import SERIES, Series
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
-from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld

@@ -10,7 +10,7 @@ client's deferred calls are made. A step that fails has changed nothing that the
 repeats it after a pause.
 
 The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
-:class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more
+:class:`~kombu_fdb.engine.stored.parts.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more
 to do is due again in the next round, which follows at once. Promotion comes first, and once more after each other duty
 that had something to do, or when :data:`PROMOTION_S` have passed: ETAs and retries wait for that and one turn of one
 duty, not for all duties. So each duty makes progress, however much work comes in for any other. Duties that will be due
@@ -75,7 +75,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.engine.stored.session import PROMOTER, Beat
 from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import KombuFDBError

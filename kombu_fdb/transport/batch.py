@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from kombu.exceptions import KombuError
 from kombu.messaging import Producer
 
-from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts, weight
+from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, split_batch, weight
 from kombu_fdb.errors import ExchangeNotFound, KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
@@ -142,7 +142,7 @@ class PublishBatch:
 
         Raises ``LimitExceeded``, with nothing stored, if it is atomic and one transaction can't hold all.
         """
-        transactions = sum(1 for _ in parts(self._entries, _Entry.weight)) if self._atomic else 1
+        transactions = sum(1 for _ in split_batch(self._entries, _Entry.weight)) if self._atomic else 1
         if transactions > 1:
             raise LimitExceeded(
                 "the messages do not fit into one transaction",
@@ -153,7 +153,7 @@ class PublishBatch:
         self._check_usable()
         entries, self._entries, self._copies = self._entries, [], 0
         stored = 0
-        for part in parts(entries, _Entry.weight):
+        for part in split_batch(entries, _Entry.weight):
             try:
                 reached = self._store([entry.publication for entry in part])
             except KombuFDBError as error:

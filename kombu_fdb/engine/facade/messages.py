@@ -14,8 +14,8 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
-from kombu_fdb.engine.stored import batches, session
-from kombu_fdb.engine.stored.batches import AdaptiveBatch
+from kombu_fdb.engine.stored import parts, session
+from kombu_fdb.engine.stored.parts import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Event, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
@@ -274,9 +274,9 @@ class Messages(Verbs):
         ``mark``: from :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or from the previous part; b"" at the end.
         """
         _check_move(source, target)
-        by = batches.split_mark(mark)
+        by = parts.split_mark(mark)
         moved, cursor = self._run.part(move.move_some, move.MESSAGES_PER_TRANSACTION, (source, key), target, by)
-        return moved, batches.mark(by[0], cursor)
+        return moved, parts.mark(by[0], cursor)
 
 
 def _check_move(source: str, target: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.scheduling import limit_changes, single
-from kombu_fdb.engine.stored import batches
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import LimitExceeded
@@ -128,16 +128,16 @@ class Queues(Verbs):
 
     def last(self, queue: str) -> bytes:
         """The mark up to which :meth:`purge_some` deletes: messages that are published later stay."""
-        return batches.split_mark(self._run.read(lambda work: topology.last_stamp(work, queue)))[0]
+        return parts.split_mark(self._run.read(lambda work: topology.last_stamp(work, queue)))[0]
 
     def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
         """Run one transaction of :meth:`purge`. Returns how many, and the next ``mark``; b"" first and at the end."""
         return self._run.as_one(partial(self._purge_some, queue, mark))
 
     def _purge_some(self, queue: str, mark: bytes) -> tuple[int, bytes]:
-        last, cursor = batches.split_mark(mark or self.last(queue))
+        last, cursor = parts.split_mark(mark or self.last(queue))
         purged, cursor = self._purge_part(queue, last, cursor)
-        return purged, batches.mark(last, cursor)
+        return purged, parts.mark(last, cursor)
 
     def _purge(self, queue: str, last: bytes, cursor: bytes = b"") -> int:
         total = 0

@@ -2,7 +2,7 @@
 
 A claim chooses messages (:func:`choose`), takes their rows out of the ready ranges (:func:`take_rows`), and leases each
 one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes: with a claim of the same
-message, or with a transaction that returns a message between those taken (``batches.py``), but not with a publish. It
+message, or with a transaction that returns a message between those taken (``parts.py``), but not with a publish. It
 reads the session's record serializably, so it can't commit once the sweep has ended its session. Guarantees: ONE-PLACE
 (one commit clears the ready key and writes the lease), ONE-OWNER.
 
@@ -233,7 +233,7 @@ def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValu
 def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart: bool = False) -> None:
     """Take the chosen rows out of the ready ranges. The first messages of a queue without keys form a run.
 
-    A run (``batches.py``) ends with its rank: what is published meanwhile stands after the last of its rank, and so
+    A run (``parts.py``) ends with its rank: what is published meanwhile stands after the last of its rank, and so
     outside the run. ``apart``: as in ``Window``.
     """
     runs: list[tuple[str, bytes, list[KeyValue]]] = []

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from kombu_fdb.engine.scheduling import fair
-from kombu_fdb.engine.stored import batches
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
@@ -65,7 +65,7 @@ def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
 def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
     """:func:`take_out` for adjacent rows of one sub-queue; the caller takes care of the turns."""
     key = rows[0][0]
-    batches.take_run(work.tr, [key for key, _ in rows])
+    parts.take_run(work.tr, [key for key, _ in rows])
     if key.startswith(work.keys.delayed(queue)):
         work.effects.change(queue, "delayed", -len(rows))
         return

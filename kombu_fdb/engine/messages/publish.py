@@ -348,7 +348,7 @@ def weight(publication: Publication) -> tuple[int, int]:
     return 1, len(publication.payload) + OVERHEAD_BYTES
 
 
-def parts(
+def split_batch(
     items: Iterable[T], weigh: Callable[[T], tuple[int, int]], most: tuple[int, int] = (BATCH_MESSAGES, BATCH_BYTES)
 ) -> Iterator[list[T]]:
     """Consecutive parts that each fit into one transaction. ``weigh``, ``most``: messages and bytes."""
@@ -591,7 +591,7 @@ class Publisher:
             yield
         finally:
             _current.reset(token)
-        *first, last = [*parts(gathered, weight)] or [[]]
+        *first, last = [*split_batch(gathered, weight)] or [[]]
         for part in first:
             self._publish_again(part)
         self._publish(last, together=partial(_with, verb))

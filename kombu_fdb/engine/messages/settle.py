@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import delete, end_lease, forget, put_delayed, put_in_place
-from kombu_fdb.engine.stored.batches import came_by, runs_of
+from kombu_fdb.engine.stored.parts import came_by, runs_of
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record

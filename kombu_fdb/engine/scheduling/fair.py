@@ -67,7 +67,7 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.scheduling.window import QueueState, Window
-from kombu_fdb.engine.stored import batches
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_count, decode_round
@@ -391,11 +391,11 @@ class _Scheduler:
 
     def _clear_entries(self) -> None:
         """Clear the served entries, which were adjacent, except for those that were not to be served."""
-        for run in [run for part in self._parts_read for run in batches.runs_of(part, self._left)]:
-            batches.take_run(self._tr, run)
+        for run in [run for part in self._parts_read for run in parts.runs_of(part, self._left)]:
+            parts.take_run(self._tr, run)
             self._left.difference_update(run)
         for entry in sorted(self._left):
-            batches.take_run(self._tr, [entry])
+            parts.take_run(self._tr, [entry])
         self._left.clear()
 
     def _end(self) -> None:

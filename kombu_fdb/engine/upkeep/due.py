@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
 from kombu_fdb.engine.messages.message import forget, put_ready, take_out, take_run
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.stored.batches import rows_from
+from kombu_fdb.engine.stored.parts import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record

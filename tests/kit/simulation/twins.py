@@ -20,7 +20,7 @@ from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
 from kombu_fdb.engine.scheduling import fair, key_limits, limit_changes, line, single
 from kombu_fdb.engine.scheduling.key_limits import Allowances
-from kombu_fdb.engine.stored import batches, copies, session
+from kombu_fdb.engine.stored import copies, parts, session
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import write
 from kombu_fdb.engine.upkeep import due, quarantine, regain, sweep
@@ -220,7 +220,7 @@ TWINS: dict[str, Twin] = {
     ),
     # Messages
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take_rows")),
-    "a run conflicts on its rows only": Twin("DURABLE", "sessions", batches, "take_run", _take_each),
+    "a run conflicts on its rows only": Twin("DURABLE", "sessions", parts, "take_run", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(topology, "purge_part")),
     "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(browse, "reschedule")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(due, "promote")),
@@ -317,8 +317,8 @@ TWINS: dict[str, Twin] = {
     "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(dead_letters, "trim", 0)),
     "what a queue grew by other than publishing stays": Twin("BOUNDED", "full", *_without(overflow, "trim", 0)),
     # Duties
-    "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(batches.Budget, "spend", False)),
-    "a duty takes more than its turn": Twin("BOUNDED", "turns of duties", *_without(batches.Budget, "spend", True)),
+    "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(parts.Budget, "spend", False)),
+    "a duty takes more than its turn": Twin("BOUNDED", "turns of duties", *_without(parts.Budget, "spend", True)),
     "sessions do not observe their neighbours": Twin(
         "BACK-SOON", "sessions", *_without(engine.Sessions, "neighbours", [])
     ),

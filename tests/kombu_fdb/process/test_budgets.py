@@ -18,7 +18,7 @@ from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics import totals
-from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id

@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.process.duties import LOOK_S, Guard, expired_heads
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase

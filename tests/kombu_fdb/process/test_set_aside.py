@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.errors import StoreFull, StoreUnavailable
 from kombu_fdb.process.duties import ASIDE_PAUSE_S, LEFT_TTL_S, LOOK_S, Guard, routine
 from kombu_fdb.process.duty_cycle import _warn

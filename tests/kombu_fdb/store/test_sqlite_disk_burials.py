@@ -10,7 +10,7 @@ from kit.disks import fill_queue, small_broker
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.duties import Guard

@@ -11,7 +11,7 @@ from amqp.exceptions import PreconditionFailed
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport.virtual.base import UndeliverableWarning
 
-from kombu_fdb.engine.messages.publish import BATCH_BYTES, parts
+from kombu_fdb.engine.messages.publish import BATCH_BYTES, split_batch
 from kombu_fdb.errors import CommitUnknown, OptionError
 from kombu_fdb.transport import BatchPublishError, Transport, batched
 from kombu_fdb.transport import batch as batch_module
@@ -145,7 +145,7 @@ def test_a_batch_that_a_thread_left_open_is_no_later_threads(producer: Producer)
 
 
 def test_a_kind_of_batch_is_its_threads(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "parts", partial(parts, most=(2, BATCH_BYTES)))
+    monkeypatch.setattr(batch_module, "split_batch", partial(split_batch, most=(2, BATCH_BYTES)))
 
     def publish(number: int) -> None:
         with batched(producer):

@@ -128,19 +128,19 @@ def test_others_are_not_gathered(bench: Bench) -> None:
 
 def test_what_no_transaction_holds_goes_in_front() -> None:
     publications = [Publication("", "q", b"x" * 1_500_000)] * 5
-    assert [len(part) for part in publish.parts(publications, publish.weight)] == [2, 2, 1]
-    assert [len(part) for part in publish.parts([Publication("", "q", b"")] * 4_100, publish.weight)] == [
+    assert [len(part) for part in publish.split_batch(publications, publish.weight)] == [2, 2, 1]
+    assert [len(part) for part in publish.split_batch([Publication("", "q", b"")] * 4_100, publish.weight)] == [
         2_000,
         2_000,
         100,
     ]
-    assert list(publish.parts([], publish.weight)) == []
+    assert list(publish.split_batch([], publish.weight)) == []
 
 
 def test_a_part_holds_exactly_so_many_bytes() -> None:
     """A message counts with what stands around it; the size of one part does not go on to the next."""
     half = publish.BATCH_BYTES // 2 - publish.OVERHEAD_BYTES
     full = [Publication("", "q", bytes(half)), Publication("", "q", bytes(half + publish.BATCH_BYTES % 2))]
-    assert [len(part) for part in publish.parts(full * 3, publish.weight)] == [2, 2, 2]
+    assert [len(part) for part in publish.split_batch(full * 3, publish.weight)] == [2, 2, 2]
     over = [full[0], Publication("", "q", full[1].payload + b"x")]
-    assert [len(part) for part in publish.parts(over, publish.weight)] == [1, 1]
+    assert [len(part) for part in publish.split_batch(over, publish.weight)] == [1, 1]

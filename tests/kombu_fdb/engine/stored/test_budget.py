@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kombu_fdb.engine.stored.batches import AdaptiveBatch, Budget
+from kombu_fdb.engine.stored.parts import AdaptiveBatch, Budget
 from kombu_fdb.engine.transactions import IN_THE_WAY
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.testing.clock import ManualClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_fdb.engine.stored import batches
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.errors import Conflict
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -21,7 +21,7 @@ def taken_while(written: bytes, run: list[bytes]) -> list[bytes]:
     taking.get_range(b"", b"z", snapshot=True)
     meanwhile.set(written, b"new")
     meanwhile.commit()
-    batches.take_run(taking, run)
+    parts.take_run(taking, run)
     taking.commit()
     return [key for key, _ in after.get_range(b"", b"z")]
 
@@ -47,5 +47,5 @@ def test_a_run_of_one_row_is_that_row(subtests: pytest.Subtests) -> None:
 
 def test_runs_end_at_what_is_not_taken() -> None:
     rows = [b"1", b"2", b"3", b"4", b"5"]
-    assert batches.runs_of(rows, {b"1", b"2", b"4", b"elsewhere"}) == [[b"1", b"2"], [b"4"]]
-    assert batches.runs_of(rows, set()) == []
+    assert parts.runs_of(rows, {b"1", b"2", b"4", b"elsewhere"}) == [[b"1", b"2"], [b"4"]]
+    assert parts.runs_of(rows, set()) == []

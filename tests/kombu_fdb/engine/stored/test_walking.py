@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.stored.batches import rows_from
+from kombu_fdb.engine.stored.parts import rows_from
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 

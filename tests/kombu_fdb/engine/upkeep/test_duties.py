@@ -10,7 +10,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.stored.batches import AdaptiveBatch, Budget
+from kombu_fdb.engine.stored.parts import AdaptiveBatch, Budget
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.process import duty_cycle

@@ -1,7 +1,7 @@
-"""Batches: how much one transaction, one claim or one step of a duty takes.
+"""Parts: work that one transaction can't hold, or one turn can't do; how large a part is, and where the next begins.
 
-There are two kinds of bounds. A :class:`Budget` limits the caller: when its time or its transactions are used up, it is
-the next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how
+A part has two bounds. A :class:`Budget` limits the caller: when its time or its transactions are used up, it is the
+next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how
 many messages fit is not known beforehand. So the number is found as TCP finds its window (RFC 5681): halved after a
 batch that was too large, doubled after one that was not. A wrong batch costs time, never correctness, so it has no
 lock.
@@ -26,7 +26,7 @@ from kombu_fdb.keyspace.layout import STAMP_BYTES, Range
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
-# -- time and messages -------------------------------------------------------------------------------------------------
+# -- how large ---------------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class AdaptiveBatch:
                 return result
 
 
-# -- ranges in parts ---------------------------------------------------------------------------------------------------
+# -- where the next part begins ----------------------------------------------------------------------------------------
 
 
 def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
