@@ -30,9 +30,9 @@ from kombu_fdb.engine.metrics.samples import SERIES, Series
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.engine.upkeep.quarantine import Aside
-from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.process.failure_detector import FailureDetector
 from kombu_fdb.store.protocol import KeyValue
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """The duty cycle: heartbeats, which sessions are dead, and the other duties, each in its turn.
 
 Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` runs
-:meth:`Duties.beat` in one thread, :meth:`Duties.serve` in another, so that a long sweep never delays a beat. In a
+:meth:`DutyCycle.beat` in one thread, :meth:`DutyCycle.serve` in another, so that a long sweep never delays a beat. In a
 *beat* the session shows that it lives, and reads what the duties need: its neighbours in the ring, the promoter's
 record, and whether messages are kept for a newer version. So an idle process makes one transaction, not one for the
 heartbeat and one for each duty. A session that was fenced is lost. In a *turn* of the duties, an alarm is set that
@@ -46,7 +46,7 @@ containers; on FoundationDB, a process sees those on its own machine.
 Reclaim: where a full disk has no room for a worker that starts, rows of dead sessions are cleared. Each start of a
 worker that crashes soon after leaves a session and declarations. Living workers sweep those, but if no worker can start
 any more, none does. So a process whose write is refused looks at the sessions itself, each time, and ends those that
-have died, by the rule of all sweeps (``sweep.FailureDetector``). It remembers what it has seen while it connects again
+have died, by the rule of all sweeps (``FailureDetector``). It remembers what it has seen while it connects again
 and again; a process that gives up at once can't judge.
 
 A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So each
@@ -77,13 +77,13 @@ from contextlib import suppress
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.engine.stored.session import PROMOTER, Beat
-from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.process import duties
 from kombu_fdb.process.client_session import ClientSession
+from kombu_fdb.process.failure_detector import FailureDetector
 from kombu_fdb.store.protocol import Watch
 
 # -- is it computing? --------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class PromoterRole:
         self._engine.sessions.leave_role(PROMOTER, self._session_id)
 
 
-class Duties:
+class DutyCycle:
     """All duties of one session's process. One thread beats; another serves, and leaves in the end."""
 
     def __init__(

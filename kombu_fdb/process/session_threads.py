@@ -44,7 +44,7 @@ from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES, is_of_one
-from kombu_fdb.process.duty_cycle import Duties
+from kombu_fdb.process.duty_cycle import DutyCycle
 from kombu_fdb.settings.options import Options
 
 # -- deferred calls ----------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
     """``deferred`` is called from the duties thread, about once a second and after a ring of the session's bell."""
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     session = ClientSession(engine, options, session_id, Bell(), Clock())
-    duties = Duties(engine, Clock(), session_id, sweep_interval_s=options.sweep_interval)
+    duties = DutyCycle(engine, Clock(), session_id, sweep_interval_s=options.sweep_interval)
     try:
         start_threads(session, duties, deferred, options)
         return session
@@ -230,7 +230,7 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
         raise
 
 
-def start_threads(session: ClientSession, duties: Duties, deferred: Callable[[], None], options: Options) -> None:
+def start_threads(session: ClientSession, duties: DutyCycle, deferred: Callable[[], None], options: Options) -> None:
     """Start those that maintain the session."""
     ttl_s, duties.beat_s = options.session_ttl, monotonic()
     for name, target in (
@@ -244,7 +244,7 @@ def start_threads(session: ClientSession, duties: Duties, deferred: Callable[[],
         start_native(partial(_stand_in, session, duties, ttl_s))
 
 
-def _beat(session: ClientSession, duties: Duties, ttl_s: float) -> None:
+def _beat(session: ClientSession, duties: DutyCycle, ttl_s: float) -> None:
     tell, clock, rng = logged("the heartbeat to the store"), Clock(), random.Random()
     while not session.ended.wait(in_step(clock.wall_ms(), rng, ttl_s / BEATS)):
         duties.beat_s = monotonic()
@@ -257,7 +257,7 @@ def _beat(session: ClientSession, duties: Duties, ttl_s: float) -> None:
         duties.beat_s = monotonic()
 
 
-def _stand_in(session: ClientSession, duties: Duties, ttl_s: float) -> None:
+def _stand_in(session: ClientSession, duties: DutyCycle, ttl_s: float) -> None:
     """Beat in a native thread."""
     interval_s = ttl_s / BEATS
     pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
@@ -269,7 +269,7 @@ def _stand_in(session: ClientSession, duties: Duties, ttl_s: float) -> None:
     importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 
 
-def _serve(session: ClientSession, duties: Duties, deferred: Callable[[], None]) -> None:
+def _serve(session: ClientSession, duties: DutyCycle, deferred: Callable[[], None]) -> None:
     tell = logged("the duties")
     pause_s = 0.0
     while not session.ended.is_set():

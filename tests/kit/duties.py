@@ -8,7 +8,7 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.model import SessionId
-from kombu_fdb.process.duty_cycle import Duties
+from kombu_fdb.process.duty_cycle import DutyCycle
 
 
 def promote_all(engine: Engine) -> tuple[int, int | None]:
@@ -59,7 +59,7 @@ def trim_all(engine: Engine) -> int:
     return total
 
 
-class SingleDuties(Duties):
+class SingleDuties(DutyCycle):
     """The real ones."""
 
     def sweep(self) -> int:

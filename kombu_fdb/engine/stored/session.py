@@ -5,7 +5,7 @@ Everything the session claims stands under ``("lease", id, number)``.
 
 * open -> fenced: a process clears ``("session", id)``. The owner does it itself when it closes. Any other process does
   it after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by its own
-  monotonic clock (``sweep.FailureDetector``). It must also have seen no sign that the session's process computes
+  monotonic clock (``FailureDetector``). It must also have seen no sign that the session's process computes
   (``duty_cycle.py``). No two machines' clocks are compared, and store versions are never used as time: they advance by
   a million a second and jump by a hundred million in a recovery.
 * fenced -> gone: the process that fenced it, or any other that finds leases of a session that no longer exists,

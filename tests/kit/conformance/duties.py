@@ -29,7 +29,7 @@ from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.process.duties import ASIDE_PAUSE_S
-from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS, Duties
+from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS, DutyCycle
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 
@@ -471,7 +471,7 @@ def rows_in(bench: Bench) -> int:
     return sum(keys.unpack(key)[0] != "sample" for key, _ in rows)
 
 
-def run(bench: Bench, duties: Duties, seconds: float, step_s: float = 1.0) -> None:
+def run(bench: Bench, duties: DutyCycle, seconds: float, step_s: float = 1.0) -> None:
     """Let time pass for a process that lives."""
     for _ in range(int(seconds / step_s)):
         assert bench.engine.sessions.beat(bench.session)

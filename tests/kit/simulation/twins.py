@@ -28,8 +28,10 @@ from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank, SessionId, Stamp
+from kombu_fdb.process import failure_detector
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
+from kombu_fdb.process.failure_detector import FailureDetector
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.transport.consuming.dispatch import Credit, Dispatch
@@ -244,12 +246,14 @@ TWINS: dict[str, Twin] = {
     "a claim does not look at its session": Twin("ONE-OWNER", "sessions", session, "require", _require_nothing),
     "a claim does not conflict with the end of its session": Twin("ONE-OWNER", "sessions", *_blind(session, "require")),
     "an acknowledgement does not conflict on the lease": Twin("ONE-PLACE", "sessions", *_blind(settle, "_take_leases")),
-    "an outage counts as silence": Twin("NOT-TWICE", "outages", sweep, "counted_gap", lambda gap_s, _longest_s: gap_s),
+    "an outage counts as silence": Twin(
+        "NOT-TWICE", "outages", failure_detector, "counted_gap", lambda gap_s, _longest_s: gap_s
+    ),
     "fencing ignores the last beat": Twin(
         "NOT-TWICE", "sessions", session, "fence", lambda work, session_id, **_: _fence(work, session_id)
     ),
     "no sweeper goes on where a dead one stopped": Twin("BACK-SOON", "sessions", session, "fence", _forgetful_fence),
-    "no session is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.FailureDetector, "silent", [])),
+    "no session is ever silent": Twin("BACK-SOON", "sessions", *_without(FailureDetector, "silent", [])),
     "delayed messages are not asked whether they are due": Twin(
         "NOT-EARLY", "delays", Keyspace, "delayed_until", _everything_delayed
     ),

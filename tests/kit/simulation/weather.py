@@ -66,7 +66,7 @@ def outage(world: World, frame: Frame) -> None:
         world.clock.advance(5.0)
         world.beat_all()
     world.faults.outage = None
-    # Between the looks before and after it, a quarter of a session's life counts (``sweep.FailureDetector``).
+    # Between the looks before and after it, a quarter of a session's life counts (``FailureDetector``).
     world.hidden_s += max(0.0, world.clock.monotonic() - began - SESSION_TTL_S / 4)
     for slot in frame.rng.sample(sorted(world.processes), len(world.processes)):
         world.perform_as(slot, frame.rng.choice(["duties", "beat"]))

@@ -18,7 +18,7 @@ from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import ClaimTerms, Demand, KeyLimits, Lease, Publication, SessionId
-from kombu_fdb.process.duty_cycle import Duties
+from kombu_fdb.process.duty_cycle import DutyCycle
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, KeyValue
 from kombu_fdb.testing.clock import ManualClock
@@ -89,8 +89,8 @@ class Stage:
     def keys(self) -> Keyspace:
         return self.engine.keys
 
-    def duties(self, engine: Engine, session: SessionId, **given: Any) -> Duties:
-        return Duties(engine, self.clock, session, sweep_interval_s=5.0, **given)
+    def duties(self, engine: Engine, session: SessionId, **given: Any) -> DutyCycle:
+        return DutyCycle(engine, self.clock, session, sweep_interval_s=5.0, **given)
 
     def tidy(self) -> None:
         """The process that acts is dead; the other one does its duties, for most of an hour."""

@@ -23,7 +23,7 @@ from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.duties import Duty
-from kombu_fdb.process.duty_cycle import TURN_S, TURN_TRANSACTIONS, Duties
+from kombu_fdb.process.duty_cycle import TURN_S, TURN_TRANSACTIONS, DutyCycle
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
@@ -104,7 +104,7 @@ def test_no_turn_of_a_duty_is_longer_than_its_budget(bench: Bench, monkeypatch: 
     monkeypatch.setattr(totals, "KEYS_KEPT", 5)
     environment = Environment(bench.clock, random_id, random.Random(7))
     engine = Engine(SlowDatabase(bench.database, bench.clock), bench.namespace, environment)  # type: ignore[arg-type]  # a bench has any store
-    duties = Duties(engine, bench.clock, bench.session, sweep_interval_s=5.0)
+    duties = DutyCycle(engine, bench.clock, bench.session, sweep_interval_s=5.0)
     turns: defaultdict[str, list[float]] = defaultdict(list)
 
     def timed(duty: Duty) -> Callable[[Budget], float]:

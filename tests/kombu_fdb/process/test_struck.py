@@ -17,7 +17,7 @@ from kit.simulation.plan import Step, Trouble
 from kit.simulation.process import Frame, Process
 from kit.simulation.world import World
 
-from kombu_fdb.engine.upkeep.sweep import FailureDetector
+from kombu_fdb.process.failure_detector import FailureDetector
 from kombu_fdb.process.line_member import LineMember
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.transport.consuming.receiver import deliver_next

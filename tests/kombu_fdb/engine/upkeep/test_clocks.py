@@ -17,7 +17,7 @@ from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, Spot, View
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.duty_cycle import Duties
+from kombu_fdb.process.duty_cycle import DutyCycle
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -41,8 +41,8 @@ class Host:
     def once(self) -> None:
         self.engine.publisher.publish([Publication("", "q", b"", dedup_id="d", dedup_window_ms=WINDOW_MS)])
 
-    def duties(self) -> Duties:
-        return Duties(self.engine, self.clock, self.session, sweep_interval_s=5.0)
+    def duties(self) -> DutyCycle:
+        return DutyCycle(self.engine, self.clock, self.session, sweep_interval_s=5.0)
 
 
 def pass_time(hosts: list[Host], seconds: float) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
@@ -69,31 +67,6 @@ def test_what_a_dead_session_has_lost_is_counted_for_its_queue_and_key_also_if_o
     assert noted == [("q", "lost", "k")]
 
 
-def observer(*looks_s: float, ttl_s: float = 8.0) -> sweep.FailureDetector[str]:
-    """One that has looked at an unchanged value at these times."""
-    observer = sweep.FailureDetector[str]()
-    for now in looks_s:
-        observer.look([("a", b"same", ttl_s)], now)
-    return observer
-
-
-def test_half_silent_is_half_of_the_time_to_live_and_no_less() -> None:
-    assert not observer(0, 1.5, 3).half_silent()
-    assert observer(0, 2, 4).half_silent() == [("a", 8.0)]
-
-
-def test_of_an_outage_a_quarter_of_the_time_to_live_counts() -> None:
-    assert observer(0, 100).next_silent_s() == 6
-
-
-def test_when_the_next_one_is_silent() -> None:
-    assert observer().next_silent_s() == math.inf
-    assert observer(0, 2, 4).next_silent_s() == 4
-    silent = observer(0, 2, 4, 6, 8)
-    assert silent.silent() == [("a", b"same")]
-    assert silent.next_silent_s() == math.inf, "it is silent already"
-
-
 def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Bench, counted: CountingDatabase) -> None:
     keys = bench.engine.keys
     bench.put(b"a", b"b")
@@ -105,19 +78,6 @@ def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Be
     assert bench.engine.sessions.skip_lease(bench.session, leases[1] + b"\x00") == b""
     assert all(cost.conflict_ranges == 0 for cost in counted.transactions)
     assert [cost.rows for cost in counted.transactions] == [1, 1, 0]
-
-
-def test_who_was_seen_to_change_is_alive_for_a_quarter_of_its_time() -> None:
-    observer: sweep.FailureDetector[str] = sweep.FailureDetector()
-    observer.look([("a", b"1", 20.0)], 100.0)
-    assert not observer.is_alive("a"), "seen once: it may have died long ago"
-    observer.look([("a", b"1", 20.0)], 100.5)
-    assert not observer.is_alive("a"), "seen twice, and the same"
-    observer.look([("a", b"2", 20.0)], 101.0)
-    observer.look([("a", b"2", 20.0)], 105.5)
-    assert observer.is_alive("a")
-    observer.look([("a", b"2", 20.0)], 106.0)
-    assert not observer.is_alive("a")
 
 
 def test_the_next_part_begins_behind_this_one(bench: Bench) -> None:
