@@ -62,7 +62,7 @@ storm: $(TOX) ## real processes killed, frozen and forked, a full disk, a cluste
 network: $(TOX) ## seeded runs among machines in a box, as root: make network ARGS="--runs 10 --seconds 300"
 	$(TOX) run -q -e network -- $(ARGS)
 
-mutate: $(TOX) ## changes of kombu_fdb/engine that no test notices: make mutate ARGS="'kombu_fdb.engine.upkeep.sweep.*'"
+mutate: $(TOX) ## changes of kombu_fdb/engine that no test notices: make mutate ARGS="'kombu_fdb.engine.upkeep.release.*'"
 	$(TOX) run -q -e mutate -- $(ARGS)
 
 bench-contention: $(TOX) ## rival consumers on a real FoundationDB

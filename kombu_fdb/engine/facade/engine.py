@@ -33,7 +33,7 @@ from kombu_fdb.engine.stored.session import Beat, Surroundings
 from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.transfer import Transfer
-from kombu_fdb.engine.upkeep import sweep
+from kombu_fdb.engine.upkeep import release
 from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Database, Watch
@@ -48,7 +48,7 @@ class Sessions(Verbs):
     beats = read(session.beats)
     neighbours = read(session.neighbours)
     describe = read(session.describe)
-    skip_lease = read(sweep.skip)
+    skip_lease = read(release.skip)
     hold_role = write(session.hold_role)
     role_record = read(session.role_record)
     leave_role = write(session.leave_role)
@@ -97,7 +97,7 @@ class Sessions(Verbs):
         def body(work: Work) -> int:
             session.seal(work, session_id)
             line.drop(work, session_id, first)
-            held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
+            held = session.leases_of_claim(work, session_id, first, release.MESSAGES_PER_TRANSACTION)
             return sum(settle.release(work, held, "none"))
 
         total = 0
@@ -128,13 +128,15 @@ class Sessions(Verbs):
 
     def release_part(self, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
         """Release some messages of a fenced session. Returns how many, and where to go on; b"" at the end."""
-        return self._run.part(sweep.release_part, sweep.LEASES_PER_TRANSACTION, session_id, cursor, counted=counted)
+        return self._run.part(
+            release.release_part, release.MESSAGES_PER_TRANSACTION, session_id, cursor, counted=counted
+        )
 
     def forget_part(self, session_id: SessionId) -> bool:
         """Clear some of a fenced session's rows besides messages: consumers, then its beat. True if there are more."""
         if self._queues.drop_consumers_part(session_id):
             return True
-        self._run.write(lambda work: sweep.forget(work, session_id))
+        self._run.write(lambda work: release.forget(work, session_id))
         return False
 
     def watch_alarm(self) -> Watch:

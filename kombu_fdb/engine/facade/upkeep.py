@@ -19,7 +19,7 @@ from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.scheduling import key_limits, limit_changes
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
-from kombu_fdb.engine.upkeep import due, quarantine, regain
+from kombu_fdb.engine.upkeep import due, quarantine, release
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
@@ -75,9 +75,9 @@ class Upkeep(Verbs):
 
     def regain_part(self) -> int:
         """Regain some messages that older processes kept for this version. Returns how many."""
-        if not self._run.read(regain.is_any):
+        if not self._run.read(release.is_any_kept):
             return 0
-        return self._run.part(regain.part, regain.MESSAGES_PER_TRANSACTION)
+        return self._run.part(release.regain_part, release.MESSAGES_PER_TRANSACTION)
 
     def trim_full_part(self, queue: str) -> int:
         """Shed some of the oldest in a queue that dead letters or due messages have made too full. Returns how many."""

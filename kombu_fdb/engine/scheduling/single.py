@@ -11,10 +11,11 @@ Model. A consumer is a tag inside a session. Of all consumers of such a queue at
 
 What happens at each failure. If the active process dies, the end of its session frees the record, within its time to
 live and one sweep. If it is frozen instead and wakes up, its session is gone, and so its claims fail. If the sweeper
-dies in between, the next one goes on, as the session's beat is cleared only after the record is free (``sweep.py``). If
-the consumer ends while one of its claims is under way, or has an unknown outcome, what the claim has leased is released
-before the record becomes free, and no such claim commits afterwards (``process/client_session.py``). If the consumer
-ends in a session that was fenced, that session's end frees the record. No clock is involved. Guarantee ONE-ACTIVE.
+dies in between, the next one goes on, as the session's beat is cleared only after the record is free (``release.py``).
+If the consumer ends while one of its claims is under way, or has an unknown outcome, what the claim has leased is
+released before the record becomes free, and no such claim commits afterwards (``process/client_session.py``). If the
+consumer ends in a session that was fenced, that session's end frees the record. No clock is involved. Guarantee
+ONE-ACTIVE.
 
 The argument may come or go while there are consumers. The declaration makes the place vacant, and each claim tells its
 caller which queues it has found to have the argument. A consumer's claim that was planned for something else is given

@@ -8,7 +8,7 @@ Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease
 
 * in its place -> kept: an old process meets it in a claim, or would bury it, because it is over its delivery limit or
   must give way to others, or finds its lease in a dead session. One transaction moves it out of its place (ONE-PLACE).
-* kept -> in its place: any process that knows the version returns it (``regain.py``); two processes that try conflict
+* kept -> in its place: any process that knows the version returns it (``release.py``); two processes that try conflict
   on the row.
 
 A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor

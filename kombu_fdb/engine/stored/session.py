@@ -9,7 +9,7 @@ Everything the session claims stands under ``("lease", id, number)``.
   (``duty_cycle.py``). No two machines' clocks are compared, and store versions are never used as time: they advance by
   a million a second and jump by a hundred million in a recovery.
 * fenced -> gone: the process that fenced it, or any other that finds leases of a session that no longer exists,
-  releases the messages (``sweep.release_part``) until none is left.
+  releases the messages (``release.release_part``) until none is left.
 
 What happens at each failure. Claims and beats read ``("session", id)`` serializably: one that runs while the session is
 fenced either commits before, and its leases are found by the sweep, or conflicts and then finds no session. The owner

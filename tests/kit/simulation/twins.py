@@ -23,7 +23,7 @@ from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.stored import copies, parts, session
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import write
-from kombu_fdb.engine.upkeep import due, quarantine, regain, sweep
+from kombu_fdb.engine.upkeep import due, quarantine, release
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace
@@ -128,7 +128,7 @@ class _Unexpected(Exception):
 
 _commit = retry.Retry._commit
 _fence, _insert, _way = session.fence, fair._Scheduler._insert, bury._way
-_put_ready, _release_part = message.put_ready, sweep.release_part
+_put_ready, _release_part = message.put_ready, release.release_part
 
 
 def _require_nothing(work: Work, _session_id: SessionId, *, and_read: list[bytes], ranges: Any = ()) -> Any:
@@ -226,7 +226,7 @@ TWINS: dict[str, Twin] = {
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(topology, "purge_part")),
     "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(browse, "reschedule")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(due, "promote")),
-    "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
+    "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(release, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),
     "a retry does not ask whether it has happened": Twin(
         "ONE-PLACE", "outages", retry.Retry, "_commit", _forget_attempts
@@ -287,7 +287,7 @@ TWINS: dict[str, Twin] = {
     "a consumer leaves before its claims are back": Twin(
         "ONE-ACTIVE", "single", ClientSession, "end_consumers", wrong.end_at_once
     ),
-    "the place is free before the messages are back": Twin("ONE-ACTIVE", "single", sweep, "release_part", _hand_over),
+    "the place is free before the messages are back": Twin("ONE-ACTIVE", "single", release, "release_part", _hand_over),
     # Publishing once
     "two publishers of one dedup id do not conflict": Twin(
         "ONCE-PUBLISHED", "repeats", *_blind(publish, "without_duplicates")
@@ -315,7 +315,7 @@ TWINS: dict[str, Twin] = {
     "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(due, "forget")),
     "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(dead_letters, "_take")),
     # Numbers and bounds
-    "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_lease")),
+    "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(release, "end_lease")),
     "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Effects, "leased")),
     "a retry knows no deadline": Twin("BOUNDED", "outages", retry.Retry, "_pause", _pause_anyway),
     "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(dead_letters, "trim", 0)),
@@ -330,7 +330,7 @@ TWINS: dict[str, Twin] = {
     "what has expired is not looked at": Twin("COUNTS", "", *_blind(due, "drop_part")),
     "a ghost is not looked at": Twin("DURABLE", "", *_blind(quarantine, "clear_queue")),
     "a copy is taken without a look at who clears it": Twin("DURABLE", "", *_blind(copies, "take")),
-    "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(regain, "part")),
+    "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(release, "regain_part")),
     "a ready message rings no bell": Twin("BOUNDED", "claims", Effects, "ready", _silent_ready),
     "without a key a message of a fair queue wakes no consumer": Twin(
         "BOUNDED", "fair", publish, "put_ready", wrong.wake_for_keys

@@ -13,7 +13,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.simulation.connection import Flag
 
-from kombu_fdb.engine.upkeep import sweep
+from kombu_fdb.engine.upkeep import release
 from kombu_fdb.errors import CommitUnknown, Outrun
 from kombu_fdb.model import Delivery, SessionId
 from kombu_fdb.process.client import Client
@@ -187,7 +187,7 @@ def test_the_next_one_waits_for_all_that_a_large_claim_had_leased(
 ) -> None:
     """Which takes its recovery more than one transaction."""
     bench.put(b"c")
-    monkeypatch.setattr(sweep, "LEASES_PER_TRANSACTION", 1)
+    monkeypatch.setattr(release, "MESSAGES_PER_TRANSACTION", 1)
     one, two = Process(bench, "one"), Process(bench, "two")
     database = take_in_doubt(bench, one, 2)
     bench.later(1.0)

@@ -8,7 +8,7 @@ from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.stored.work import Effects
-from kombu_fdb.engine.upkeep import sweep
+from kombu_fdb.engine.upkeep import release
 from kombu_fdb.model import ClaimTerms, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
 
@@ -32,7 +32,7 @@ def test_a_session_that_is_not_fenced_keeps_its_messages(bench: Bench) -> None:
 def test_a_transaction_brings_so_many_back_and_conflicts_on_their_leases_only(
     bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "LEASES_PER_TRANSACTION", 3)
+    monkeypatch.setattr(release, "MESSAGES_PER_TRANSACTION", 3)
     bench.put(*(b"%d" % number for number in range(7)))
     bench.take()
     fence(bench)

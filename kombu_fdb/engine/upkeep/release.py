@@ -1,18 +1,19 @@
-"""Sweep: find dead sessions and release their messages. Guarantees BACK-SOON and NOT-TWICE.
+"""Release: return messages to their queues from dead sessions, and from older processes, which could not read them.
 
-Every consumer process observes the sessions that follow its own in the ring of session ids, and decides which of them
-are dead (``process/duty_cycle.py``); this module releases their messages. No process is elected, so the death of a
-sweeper delays nothing. The fencing transaction decides which of several sweepers ends a session, and two that release
-the same messages conflict on the leases. See ``session.py`` for the states.
+Dead sessions. Guarantees: BACK-SOON, NOT-TWICE. Every consumer process sweeps: it observes the sessions that follow its
+own in the ring of session ids, and decides which of them are dead (``process/duty_cycle.py``). No process is elected,
+so the death of a sweeper delays nothing. The fencing transaction decides which of several sweepers ends a session, and
+two that release the same messages conflict on the leases. See ``session.py`` for the states. A lease that can't be
+released even alone in a transaction is skipped, and stays; the others are released.
 
-A lease that can't be released even alone in a transaction is skipped, and stays; the others are released.
+Older processes. What one has kept for a newer version is *regained*: returned to its place (``newer.py``).
 """
 
 from __future__ import annotations
 
-from kombu_fdb.engine.messages.bury import bury_malformed
+from kombu_fdb.engine.messages.bury import bury, bury_malformed
 from kombu_fdb.engine.messages.message import end_lease
-from kombu_fdb.engine.messages.settle import release_message
+from kombu_fdb.engine.messages.settle import over_limit, release_message
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import Work
@@ -20,8 +21,12 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message
 from kombu_fdb.keyspace.layout import range_of, split_place
 from kombu_fdb.model import SessionId
+from kombu_fdb.store.protocol import KeyValue
 
-LEASES_PER_TRANSACTION = 200
+# -- from dead sessions ------------------------------------------------------------------------------------------------
+
+
+MESSAGES_PER_TRANSACTION = 200
 
 
 def release_part(
@@ -78,3 +83,41 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
         work.effects.note(message.queue, "lost", split_place(message.place)[0])
     end_lease(work, message.queue, message.place)
     release_message(work, message, "counted" if counted else "none")
+
+
+# -- from older processes ----------------------------------------------------------------------------------------------
+
+
+def is_any_kept(work: Work) -> bool:
+    """Whether something is kept that this version can read. Snapshot."""
+    return any(work.tr.get_ranges([(*each, 1) for each in newer.readable_ranges(work.keys)], snapshot=True))
+
+
+def regain_part(work: Work, limit: int) -> int:
+    """Return up to ``limit`` messages to their places. Returns how many."""
+    records, leases = work.tr.get_ranges([(*each, limit) for each in newer.readable_ranges(work.keys)], snapshot=True)
+    for number, row in enumerate((records + leases)[:limit]):
+        _regain(work, row, is_lease=number >= len(records))
+    return min(len(records) + len(leases), limit)
+
+
+def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
+    kept, value = row
+    work.tr.add_read_conflict_key(kept)
+    work.tr.clear(kept)
+    try:
+        queue, place = work.keys.split_newer(kept)
+    except FormatError:  # not written by us
+        return
+    work.effects.change(queue, "newer", -1)
+    message = Message(queue, place, value)
+    if is_lease:  # a dead session's
+        try:
+            message = message._replace(value=Message.of_lease(value).value)
+        except FormatError as error:
+            bury_malformed(work, message, error)
+            return
+    elif over_limit(work, message, again=0):
+        bury(work, message, "delivery_limit")
+        return
+    release_message(work, message, "counted" if is_lease else "none")
