@@ -19,7 +19,7 @@ from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.scheduling import key_limits, limit_changes
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
-from kombu_fdb.engine.upkeep import due, quarantine, release
+from kombu_fdb.engine.upkeep import expiry, promotion, quarantine, release
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
@@ -36,7 +36,7 @@ class Upkeep(Verbs):
     relimited_queues = read(limit_changes.relimited_queues)
     limited_queues = read(topology.limited_queues)
     ttl_queues = read(topology.ttl_queues)
-    expired_heads = read(due.at_heads)
+    expired_heads = read(expiry.at_heads)
     clear_rows = write(topology.clear_if)
     clear_copy = write(copies.clear_abandoned)
     asides = read(quarantine.read)
@@ -63,15 +63,15 @@ class Upkeep(Verbs):
             next_ms = min((each for each in (next_ms, part_ms) if each is not None), default=None)
         return due, next_ms, parked
 
-    _due_part = read(due.due_queues)
+    _due_part = read(promotion.due_queues)
 
     def promote_part(self, queue: str) -> tuple[int, int | None]:
         """Make some due messages of a queue ready. Returns how many, and when its next one is due."""
-        return self._run.part(due.promote, due.MESSAGES_PER_TRANSACTION, queue)
+        return self._run.part(promotion.promote, promotion.MESSAGES_PER_TRANSACTION, queue)
 
     def unpark(self) -> int | None:
         """Wake consumers for some keys whose rate allows a message again. Returns when the next key is due."""
-        return self._run.write(lambda work: due.unpark(work, self._run.sightings))
+        return self._run.write(lambda work: promotion.unpark(work, self._run.sightings))
 
     def regain_part(self) -> int:
         """Regain some messages that older processes kept for this version. Returns how many."""
@@ -85,7 +85,7 @@ class Upkeep(Verbs):
 
     def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
         """Drop the expired ones among some ready messages. Returns how many, and where to go on; b"" at the end."""
-        return self._run.part(due.drop_part, due.ROWS_PER_TRANSACTION, queue, cursor)
+        return self._run.part(expiry.drop_part, expiry.ROWS_PER_TRANSACTION, queue, cursor)
 
     def clear_dedup_part(self, *, kept_ms: int = publish.KEPT_MS) -> int:
         """Clear some dedup ids whose window has been over for ``kept_ms`` by this process's clock. Returns how many."""
@@ -105,14 +105,13 @@ class Upkeep(Verbs):
         """The rows of queues and exchanges that seem to be gone: kind, name and last change, for a FailureDetector."""
         alive, exchanges = self._inspect.queues(), {each.name for each in self._inspect.exchanges()}
         found = {}
-        for key, value in self.rows(self._run.keys.all_bells):
-            for queue in due.names_in(self._run.keys, [(key, value)]):
-                if not alive.keys() & {queue, queue + DEAD_SUFFIX}:
-                    found["queue", queue] = value
-        for key, value in self.rows(self._run.keys.all_epochs):
-            for exchange in due.names_in(self._run.keys, [(key, value)]):
-                if exchange not in exchanges:
-                    found["exchange", exchange] = value
+        keys = self._run.keys
+        for (queue,), value in keys.read(self.rows(keys.all_bells), str):
+            if not alive.keys() & {queue, queue + DEAD_SUFFIX}:
+                found["queue", queue] = value
+        for (exchange,), value in keys.read(self.rows(keys.all_epochs), str):
+            if exchange not in exchanges:
+                found["exchange", exchange] = value
         return found
 
     def clear_ghost(self, kind: str, name: str, value: bytes) -> bool:

@@ -23,7 +23,7 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
 from kombu_fdb.engine.messages.message import put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.engine.upkeep import due, release
+from kombu_fdb.engine.upkeep import promotion, release
 from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.keyspace.layout import range_of
@@ -281,7 +281,7 @@ class DutiesConformance(OnBench):
         for queue in ("a", "b", "c"):
             bench.put(b"x", queue=queue, due_ms=due_ms)
         bench.later(1)
-        refuse(monkeypatch, due, "_promote_one", lambda queue: queue == "a")
+        refuse(monkeypatch, promotion, "_promote_one", lambda queue: queue == "a")
         duties = bench.duties()
         assert duties.run_once() > 0, "no busy loop about what can't be done"
         assert [bench.counts(queue) for queue in ("a", "b", "c")] == [(0, 1, 0), (1, 0, 0), (1, 0, 0)]

@@ -23,7 +23,7 @@ from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.stored import copies, parts, session
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import write
-from kombu_fdb.engine.upkeep import due, quarantine, release
+from kombu_fdb.engine.upkeep import expiry, promotion, quarantine, release
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace
@@ -225,7 +225,7 @@ TWINS: dict[str, Twin] = {
     "a run conflicts on its rows only": Twin("DURABLE", "sessions", parts, "take_run", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(topology, "purge_part")),
     "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(browse, "reschedule")),
-    "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(due, "promote")),
+    "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(promotion, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(release, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),
     "a retry does not ask whether it has happened": Twin(
@@ -312,7 +312,7 @@ TWINS: dict[str, Twin] = {
         "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(browse, "cancel")[2])
     ),
     "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
-    "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(due, "forget")),
+    "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(promotion, "forget")),
     "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(dead_letters, "_take")),
     # Numbers and bounds
     "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(release, "end_lease")),
@@ -327,7 +327,7 @@ TWINS: dict[str, Twin] = {
         "BACK-SOON", "sessions", *_without(engine.Sessions, "neighbours", [])
     ),
     "what gives way is not looked at": Twin("COUNTS", "full", *_blind(overflow, "_trim")),
-    "what has expired is not looked at": Twin("COUNTS", "", *_blind(due, "drop_part")),
+    "what has expired is not looked at": Twin("COUNTS", "", *_blind(expiry, "drop_part")),
     "a ghost is not looked at": Twin("DURABLE", "", *_blind(quarantine, "clear_queue")),
     "a copy is taken without a look at who clears it": Twin("DURABLE", "", *_blind(copies, "take")),
     "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(release, "regain_part")),

@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.duties import promote_all
 
-from kombu_fdb.engine.upkeep import due
+from kombu_fdb.engine.upkeep import promotion
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -16,7 +16,7 @@ from kombu_fdb.testing.memory import MemoryDatabase
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
 def test_queues_are_looked_at_so_many_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(due, "QUEUES_PER_LOOK", 2)
+    monkeypatch.setattr(promotion, "QUEUES_PER_LOOK", 2)
     now_ms = bench.clock.wall_ms()
     queues = [f"q{each}" for each in range(number)]
     for at, queue in enumerate(queues):
@@ -37,7 +37,7 @@ def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
     bench.later(1)
     promoted: list[tuple[int, int | None]] = []
     for _ in range(2):
-        bench.work(lambda work: promoted.append(due.promote(work, 2, "q")))
+        bench.work(lambda work: promoted.append(promotion.promote(work, 2, "q")))
     assert promoted == [(2, now_ms + 3), (1, None)]
     assert bench.payloads() == [b"1", b"2", b"3"]
 
@@ -46,12 +46,12 @@ def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
 def test_of_many_that_rest_those_due_first_and_last_are_looked_at(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, seen: list[int]
 ) -> None:
-    monkeypatch.setattr(due, "MESSAGES_PER_TRANSACTION", 2)
+    monkeypatch.setattr(promotion, "MESSAGES_PER_TRANSACTION", 2)
     keys = bench.engine.keys
     rows = [(keys.unpark(1_000 + each, "q", "k"), b"") for each in range(number)]
     for key, value in rows:
         bench.write(partial(store, key, value))
-    assert bench.engine.transactions.read(due._unparks) == [rows[each] for each in seen]
+    assert bench.engine.transactions.read(promotion._unparks) == [rows[each] for each in seen]
     bench.clean()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.upkeep import due
+from kombu_fdb.engine.upkeep import promotion
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(due, "MESSAGES_PER_TRANSACTION", 2)
+    monkeypatch.setattr(promotion, "MESSAGES_PER_TRANSACTION", 2)
     return Bench(MemoryDatabase())
 
 

@@ -1,4 +1,4 @@
-"""What happens to messages with time: delayed ones become ready, expired ones are dropped.
+"""Promotion: a delayed message becomes ready when it is due, and a key is served again when its rate allows it.
 
 Delayed messages stand in a range of their own, in the order of their due times, so no claim reads past them and no
 worker holds them. One consumer process at a time (``session.hold_role``) promotes due messages: the record moves to the
@@ -8,32 +8,19 @@ messages they both want.
 
 ``("waiting", queue)`` says that a queue may have delayed messages. A promoter clears it after reading the whole range
 serializably as empty: a message delayed meanwhile makes that transaction fail.
-
-A claim drops the expired messages that it meets, but a queue without a consumer has no claims. So where a queue has a
-time to live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires. As in
-RabbitMQ, a time to live, of the queue or of each message, together with a dead-letter exchange thus makes a delay
-(https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats). In a queue with keys each key has a head; :data:`MOST_KEYS`
-are looked at. The duties find other expired messages by walking through all ready ones now and then. A life begins by
-the publisher's clock, and ends by that of the process that looks (SKEW).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
-from kombu_fdb.engine.messages.message import forget, put_ready, take_out, take_run
+from kombu_fdb.engine.messages.bury import bury_malformed
+from kombu_fdb.engine.messages.message import forget, put_ready, take_run
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.stored.parts import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
-
-# -- delayed -----------------------------------------------------------------------------------------------------------
-
 
 MESSAGES_PER_TRANSACTION = 200
 #: How many queues' next messages are looked at in one transaction.
@@ -51,7 +38,7 @@ def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, b
     first, end = work.keys.all_waiting
     ranges = [(begin or first, end, QUEUES_PER_LOOK), (*work.keys.all_unparks, 1)]
     rows, unparks = work.tr.get_ranges(ranges, snapshot=True)
-    queues = names_in(work.keys, rows)
+    queues = [name for (name,), _ in work.keys.read(rows, str)]
     heads = (
         work.tr.get_ranges([(*range_of(work.keys.delayed(queue)), 1) for queue in queues], snapshot=True)
         if queues
@@ -66,11 +53,6 @@ def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, b
             later.append(due_ms)
     following = rows[-1][0] + b"\x00" if len(rows) == QUEUES_PER_LOOK else b""
     return due, min(later, default=None), bool(unparks), following
-
-
-def names_in(keys: Keyspace, rows: Sequence[KeyValue]) -> list[str]:
-    """The queues that these rows belong to; rows whose keys can't be read are left out."""
-    return [name for (name,), _ in keys.read(rows, str)]
 
 
 def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
@@ -158,52 +140,3 @@ def _next_due(work: Work, queue: str) -> int | None:
     work.tr.add_read_conflict_range(*whole)
     work.tr.clear(work.keys.waiting(queue))
     return None
-
-
-# -- expired -----------------------------------------------------------------------------------------------------------
-
-
-ROWS_PER_TRANSACTION = 200
-#: How many keys of each queue have their heads looked at.
-MOST_KEYS = 100
-
-
-def at_heads(work: Work, queues: Sequence[str]) -> tuple[dict[str, list[bytes]], int | None]:
-    """The cursors of expired messages at the heads of ``queues``, and when the next head expires; at snapshot.
-
-    Each key of a queue has a head.
-    """
-    if not queues:
-        return {}, None
-    named = work.tr.get_ranges([(*work.keys.backlogs(queue), MOST_KEYS) for queue in queues], snapshot=True)
-    places = [
-        (queue, key)
-        for queue, rows in zip(queues, named, strict=True)
-        for key in ("", *(key for (_queue, key), _ in work.keys.read(rows, str, str)))
-    ]
-    ranges = [(*work.keys.all_items(queue, key), 1) for queue, key in places]
-    due: dict[str, list[bytes]] = {}
-    next_ms = None
-    for (queue, _key), rows in zip(places, work.tr.get_ranges(ranges, snapshot=True), strict=True):
-        for row, value in rows:
-            record = Record.known(value)
-            if record.has_expired(work.now_ms):
-                due.setdefault(queue, []).append(row)
-            elif record.expires_ms:
-                next_ms = record.expires_ms if next_ms is None else min(next_ms, record.expires_ms)
-    return due, next_ms
-
-
-def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
-    """Look at up to ``limit`` messages. Returns how many were dropped, and where to go on; b"" at the end.
-
-    Conflicts only with a transaction that takes one of the dropped messages.
-    """
-    ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
-    rows, following = rows_from(work, ranges, cursor, limit)
-    found = [(row, read_or(None, Record.decode, row[1])) for row in rows]  # a claim buries unreadable ones
-    expired = [(row, record) for row, record in found if record is not None and record.has_expired(work.now_ms)]
-    take_out(work, queue, [row for row, _ in expired])
-    for row, record in expired:
-        drop_expired(work, Message(queue, *row), record)
-    return len(expired), following
