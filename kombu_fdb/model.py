@@ -71,8 +71,8 @@ class Publication(NamedTuple):
     message_id: bytes = b""
 
 
-class Way(NamedTuple):
-    """By which exchange and routing key a message came to the queue where it is."""
+class DeliveryInfo(NamedTuple):
+    """As in kombu's ``delivery_info``: by which exchange and routing key a message came to the queue where it is."""
 
     exchange: str
     routing_key: str
@@ -131,7 +131,7 @@ class Delivery(NamedTuple):
     #: Whether it is under its lease; for a consumer without acks, the claim may have deleted the message.
     leased: bool = True
     #: None: as it was published.
-    way: Way | None = None
+    delivery_info: DeliveryInfo | None = None
     #: Whether a consumer has had it before, counted or not.
     seen: bool = False
 
@@ -427,5 +427,6 @@ class StoredMessage:
     #: For a dead letter: the priority that it had before.
     priority_before: int = NO_PRIORITY
     unreadable: bool = False
-    way: Way | None = None
+    #: The delivery info, by its name in dumps.
+    way: DeliveryInfo | None = None
     seen: bool = False

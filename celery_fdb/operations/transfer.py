@@ -40,7 +40,7 @@ from kombu_fdb.doctor import read_cluster_file
 from kombu_fdb.engine.messages.publish import split_batch
 from kombu_fdb.engine.transfer import MOST_RESTORED
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
-from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, encode_json, way_of
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, delivery_info_of, encode_json
 from kombu_fdb.model import (
     LONGEST_KEY,
     LONGEST_TASK_ID,
@@ -97,7 +97,7 @@ def _stored_message(fields: dict[str, Any]) -> StoredMessage:
     deaths = tuple(Death(**{**each, "routing_keys": tuple(each["routing_keys"])}) for each in fields["deaths"])
     payload = base64.b64decode(fields["payload"], validate=True)
     message_id = bytes.fromhex(fields["message_id"])
-    way = None if fields.get("way") is None else way_of(fields["way"])
+    way = None if fields.get("way") is None else delivery_info_of(fields["way"])
     message = StoredMessage(**{**fields, "payload": payload, "message_id": message_id, "deaths": deaths, "way": way})
     _check(message)
     return message

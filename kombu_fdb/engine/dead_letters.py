@@ -43,7 +43,7 @@ from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, end_of_life, headers_of
 from kombu_fdb.keyspace.layout import priority_of, range_of, read_or
-from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
+from kombu_fdb.model import NO_PRIORITY, Death, DeliveryInfo, Peeked
 from kombu_fdb.store.protocol import KeyValue
 
 # -- walk --------------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def _replay(work: Work, message: Message[bytes], record: Record, queue: str, pay
         redeliveries=0,
         seen=False,
         priority=kept,
-        way=Way("", queue),
+        delivery_info=DeliveryInfo("", queue),
     )
     put_ready(work, queue, alive.key, rank, alive)
     return True

@@ -84,7 +84,7 @@ def _open(found: StoredMessage, record: Record | FormatError) -> StoredMessage:
         deaths=record.deaths,
         priority_before=record.priority,
         unreadable=False,
-        way=record.way,
+        way=record.delivery_info,
         seen=record.seen,
     )
 

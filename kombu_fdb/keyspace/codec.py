@@ -24,7 +24,8 @@ when the settings are set anew, or in a version that can read them. Numbers that
 are out of range now (``ranges.py``), are read as the nearest value in range.
 
 A kombu message's payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``.
-``transport/envelope.py`` reads and writes all of it; tools that look into queues only need its headers and its way.
+``transport/envelope.py`` reads and writes all of it; tools that look into queues only need its headers and its
+delivery info.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from kombu_fdb.model import (
     NO_PRIORITY,
     URGENT,
     Death,
+    DeliveryInfo,
     KeyLimits,
     Place,
     QueueControl,
     StoredMessage,
-    Way,
 )
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 
@@ -115,7 +116,7 @@ class Record(NamedTuple):
     #: The priority of a dead letter before its death, and after its replay: it waits in the order of the deaths.
     priority: int = NO_PRIORITY
     #: None: as it was published.
-    way: Way | None = None
+    delivery_info: DeliveryInfo | None = None
     #: Whether a consumer has had it before, counted or not.
     seen: bool = False
 
@@ -135,7 +136,7 @@ class Record(NamedTuple):
             ttr_ms=message.ttr_ms,
             task_id=message.task_id,
             priority=message.priority_before,
-            way=message.way,
+            delivery_info=message.way,
             seen=message.seen,
         )
 
@@ -160,7 +161,7 @@ class Record(NamedTuple):
             if Record.is_newer(value):
                 raise FormatError("a message of a newer celery-fdb", version=version, fix=UPGRADE)
             raise FormatError("unreadable message record", version=version, length=len(value))
-        deaths, ttr_ms, priority, way = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY, None)
+        deaths, ttr_ms, priority, info = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY, None)
         key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
         task_id = _decode_text(value[end_of_key:begin]) if task else ""
         was_seen = False
@@ -179,7 +180,7 @@ class Record(NamedTuple):
             ttr_ms,
             task_id,
             priority,
-            way,
+            info,
             was_seen,
         )
 
@@ -205,11 +206,11 @@ class Record(NamedTuple):
 
     def encode(self) -> bytes:
         """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
-        has_extras = self.deaths or self.ttr_ms or self.priority or self.way
+        has_extras = self.deaths or self.ttr_ms or self.priority or self.delivery_info
         extras = _encode_extras(self) if has_extras else b""
         version, redeliveries = 1, self.redeliveries
         of_version_2 = self.deaths and any(each.first or each.since_ms for each in self.deaths)
-        if self.way is not None or self.seen or of_version_2:
+        if self.delivery_info is not None or self.seen or of_version_2:
             version, redeliveries = RECORD_VERSION, min(redeliveries, _SEEN - 1) | (_SEEN if self.seen else 0)
         name, task = self.key.encode(), self.task_id.encode()
         head = _HEAD.pack(
@@ -517,13 +518,13 @@ _TYPES: Mapping[type, Mapping[str, Any]] = {kind: _types(kind) for kind in (Deat
 
 
 def _encode_extras(record: Record) -> bytes:
-    """The deaths, after the time to run if there is one or a priority; the priority, if any; the way.
+    """The deaths, after the time to run if there is one or a priority; the priority, if any; the delivery info.
 
     Without the facts of version 2, the list is that of version 1.
     """
     numbers = [record.ttr_ms, record.priority] if record.priority else [record.ttr_ms] if record.ttr_ms else []
-    way = [] if record.way is None else [record.way]
-    return encode_json([*numbers, *way, *(_fields_of(death) for death in record.deaths)])
+    info = [] if record.delivery_info is None else [record.delivery_info]
+    return encode_json([*numbers, *info, *(_fields_of(death) for death in record.deaths)])
 
 
 def _fields_of(death: Death) -> dict[str, Any]:
@@ -534,7 +535,7 @@ def _fields_of(death: Death) -> dict[str, Any]:
     return fields
 
 
-def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int, Way | None]:
+def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int, DeliveryInfo | None]:
     extras = decode_json(value)
     if not isinstance(extras, list):
         raise FormatError("unreadable death history", value=value[:80])
@@ -543,15 +544,15 @@ def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int, Way | Non
     if not (0 <= ttr_ms <= MOST and NO_PRIORITY <= priority <= URGENT):
         raise FormatError("unreadable death history", value=value[:80])
     rest = extras[len(numbers) :]
-    way = way_of(rest.pop(0)) if rest and isinstance(rest[0], list) else None
-    return tuple(_death(entry) for entry in rest), ttr_ms, priority, way
+    info = delivery_info_of(rest.pop(0)) if rest and isinstance(rest[0], list) else None
+    return tuple(_death(entry) for entry in rest), ttr_ms, priority, info
 
 
-def way_of(fields: Any) -> Way:
-    """The way in a list of two texts. Raises ``FormatError``."""
+def delivery_info_of(fields: Any) -> DeliveryInfo:
+    """That in a list of two texts. Raises ``FormatError``."""
     if not isinstance(fields, list) or [type(each) for each in fields] != [str, str]:
-        raise FormatError("unreadable way of a message", value=str(fields)[:80])
-    return Way(*fields)
+        raise FormatError("unreadable delivery info", value=str(fields)[:80])
+    return DeliveryInfo(*fields)
 
 
 def _death(entry: Any) -> Death:
@@ -588,10 +589,10 @@ def headers_of(payload: bytes) -> dict[str, Any]:
     return headers if isinstance(headers, dict) else {}
 
 
-def published_by(payload: bytes) -> Way | None:
+def published_by(payload: bytes) -> DeliveryInfo | None:
     """Exchange and routing key of a kombu message; None if the payload is no such message."""
-    way = _meta(payload)[_EXCHANGE:]
-    return Way(*way) if [type(each) for each in way] == [str, str] else None
+    info = _meta(payload)[_EXCHANGE:]
+    return DeliveryInfo(*info) if [type(each) for each in info] == [str, str] else None
 
 
 def _meta(payload: bytes) -> list[Any]:

@@ -684,8 +684,8 @@ def open_delivery(
     for name in _PER_DELIVERY:  # from another writer
         properties.pop(name, None)
     served(headers, now_ms)
-    if delivery.way is not None:
-        exchange, routing_key = delivery.way
+    if delivery.delivery_info is not None:
+        exchange, routing_key = delivery.delivery_info
     redelivered = delivery.redeliveries > 0 or delivery.seen
     properties["delivery_tag"] = delivery_tag
     properties["delivery_info"] = info = {

@@ -36,7 +36,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Message, Record, encode_json, end_of_life, published_by
 from kombu_fdb.keyspace.layout import priority_of, read_or
-from kombu_fdb.model import NO_PRIORITY, Death, Way
+from kombu_fdb.model import NO_PRIORITY, Death, DeliveryInfo
 
 DEAD_SUFFIX = ".dead"
 #: A history must fit into a record, and a record into a value of the store (100,000 B). So the details of one death
@@ -78,8 +78,8 @@ def bury(
         return
     record = read_or(None, Record.decode, value) or Record.unreadable(value, work.environment.ids())
     record = record._replace(priority=record.priority or priority_of(place))
-    came = _came(work, queue, record, payload)
-    queues, way, is_declared = _way(work, queue, came)
+    published = _delivery_info(work, queue, record, payload)
+    queues, delivery_info, is_declared = _route_letter(work, queue, published)
     targets = [target for target in queues if not _goes_in_circles(record.deaths, queue, target, reason)]
     if targets and work.rests:
         _rest(work, message, record)
@@ -92,10 +92,10 @@ def bury(
     unindex(work, record.task_id, place)
     most_bytes = min(HISTORY_BYTES, HISTORIES_BYTES // len(targets))
     details = fitted(details or {}, min(DETAILS_BYTES, most_bytes // 2))
-    keys = (came.routing_key,)
-    death = Death(queue, reason, 1, work.now_ms, came.exchange, keys, details, first=not record.deaths)
+    keys = (published.routing_key,)
+    death = Death(queue, reason, 1, work.now_ms, published.exchange, keys, details, first=not record.deaths)
     deaths = _remember(record.deaths, death, most_bytes)
-    record = record._replace(redeliveries=0, seen=False, deaths=deaths, way=way)
+    record = record._replace(redeliveries=0, seen=False, deaths=deaths, delivery_info=delivery_info)
     for target, copy in zip(targets, _copies(work, record, targets, place, payload), strict=True):
         _put(work, target, copy, declared=is_declared)
 
@@ -120,27 +120,27 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
         put_ready(work, target, record.key, rank_in(work, target, record.priority), record)
 
 
-def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:
+def _route_letter(work: Work, queue: str, published: DeliveryInfo) -> tuple[list[str], DeliveryInfo, bool]:
     """The queues for its dead letters, their exchange and routing key, and whether the queue's arguments set these."""
     declaration = work.routing.queue(work.tr, queue)
     exchange, routing_key = declaration.dead_letter_exchange, declaration.dead_letter_routing_key
     if exchange is not None:
         if routing_key is None:
-            routing_key = came.routing_key
+            routing_key = published.routing_key
         queues = _route(work, exchange, routing_key)
         if queues:
-            return queues, Way(exchange, routing_key), True
+            return queues, DeliveryInfo(exchange, routing_key), True
     if queue.endswith(DEAD_SUFFIX):
-        return [], Way("", ""), False
-    return [queue + DEAD_SUFFIX], Way("", queue + DEAD_SUFFIX), False
+        return [], DeliveryInfo("", ""), False
+    return [queue + DEAD_SUFFIX], DeliveryInfo("", queue + DEAD_SUFFIX), False
 
 
-def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:
+def _delivery_info(work: Work, queue: str, record: Record, payload: bytes) -> DeliveryInfo:
     """By which exchange and key the message came to the queue; the queue's name if kombu did not publish it."""
-    if record.way is not None:
-        return record.way
+    if record.delivery_info is not None:
+        return record.delivery_info
     begin = payload or record.payload or work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b""
-    return published_by(begin) or Way("", queue)
+    return published_by(begin) or DeliveryInfo("", queue)
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:

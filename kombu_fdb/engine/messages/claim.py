@@ -297,7 +297,7 @@ def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> De
         record.deaths,
         record.key,
         ttr_ms,
-        way=record.way,
+        delivery_info=record.delivery_info,
         seen=record.seen,
     )
 

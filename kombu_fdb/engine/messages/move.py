@@ -18,7 +18,7 @@ from kombu_fdb.engine.stored.parts import rows_by
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or, split_place
-from kombu_fdb.model import NO_PRIORITY, Rank, Way
+from kombu_fdb.model import NO_PRIORITY, DeliveryInfo, Rank
 from kombu_fdb.store.protocol import KeyValue
 
 MESSAGES_PER_TRANSACTION = 200
@@ -92,7 +92,7 @@ def _take(work: Work, source: str, rows: list[KeyValue]) -> None:
 
 def _by_name(target: str, value: bytes) -> Record | bytes:
     record = read_or(None, Record.decode, value)
-    return value if record is None else record._replace(way=Way("", target))
+    return value if record is None else record._replace(delivery_info=DeliveryInfo("", target))
 
 
 def _ranked(work: Work, target: str, rank: Rank, moved: Record | bytes) -> tuple[Rank, Record | bytes]:

@@ -127,7 +127,7 @@ class _Unexpected(Exception):
 
 
 _commit = retry.Retry._commit
-_fence, _insert, _way = session.fence, fair._Scheduler._insert, bury._way
+_fence, _insert, _route_letter = session.fence, fair._Scheduler._insert, bury._route_letter
 _put_ready, _release_part = message.put_ready, release.release_part
 
 
@@ -161,7 +161,7 @@ def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes
 
 
 def _first_grave(*args: Any) -> Any:
-    queues, *rest = _way(*args)
+    queues, *rest = _route_letter(*args)
     return queues[:1], *rest
 
 
@@ -232,7 +232,7 @@ TWINS: dict[str, Twin] = {
         "ONE-PLACE", "outages", retry.Retry, "_commit", _forget_attempts
     ),
     "an unknown commit counts as done": Twin("DURABLE", "outages", retry.Retry, "_commit", _believe),
-    "a dead letter reaches one queue of several": Twin("DURABLE", "poison", bury, "_way", _first_grave),
+    "a dead letter reaches one queue of several": Twin("DURABLE", "poison", bury, "_route_letter", _first_grave),
     "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(topology, "expire")),
     "what could not be rejected is released": Twin(
         "NOT-TWICE",

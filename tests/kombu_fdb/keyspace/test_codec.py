@@ -22,7 +22,7 @@ from kombu_fdb.keyspace.codec import (
     size_of,
 )
 from kombu_fdb.keyspace.layout import pack, pack_int, pack_stamp
-from kombu_fdb.model import Death, Way
+from kombu_fdb.model import Death, DeliveryInfo
 from kombu_fdb.primitives.ranges import MOST
 
 message_ids = st.binary(min_size=16, max_size=16)
@@ -55,7 +55,7 @@ deaths = st.lists(
     st.integers(0, 10**9),
     st.text(max_size=60),
     st.integers(0, 9),
-    st.none() | st.builds(Way, st.text(), st.text()),
+    st.none() | st.builds(DeliveryInfo, st.text(), st.text()),
     st.booleans(),
 )
 def test_records_round_trip(  # noqa: PLR0917
@@ -69,7 +69,7 @@ def test_records_round_trip(  # noqa: PLR0917
     ttr_ms: int,
     task_id: str,
     priority: int,
-    way: Way | None,
+    info: DeliveryInfo | None,
     has_been_seen: bool,
 ) -> None:
     written = record_of(
@@ -84,10 +84,10 @@ def test_records_round_trip(  # noqa: PLR0917
         task_id=task_id,
         priority=priority,
     )
-    value = written._replace(way=way, seen=has_been_seen).encode()
+    value = written._replace(delivery_info=info, seen=has_been_seen).encode()
     record = Record.decode(value)
     head = (message_id, published, expires, count, 0, len(payload), payload)
-    assert record == (*head, history, key, ttr_ms, task_id, priority, way, has_been_seen)
+    assert record == (*head, history, key, ttr_ms, task_id, priority, info, has_been_seen)
     most = 0xFFFF if value[0] == 1 else 0x7FFF
     assert Record.decode(Record.redelivered(value)) == record._replace(redeliveries=min(count + 1, most))
     assert Record.decode(Record.marked_seen(value)) == record._replace(seen=True)
@@ -99,7 +99,7 @@ def test_golden_bytes_of_version_2() -> None:
     """A message that died, and came to where it is by an exchange; what version 1 has room for is still version 1."""
     record = record_of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, priority=7)
     death = Death("q", "rejected", 2, 5, "ex", ("key",), first=True, since_ms=4)
-    value = record._replace(way=Way("dlx", "dead"), deaths=(death,)).encode()
+    value = record._replace(delivery_info=DeliveryInfo("dlx", "dead"), deaths=(death,)).encode()
     extras = (
         b'[0,7,["dlx","dead"],{"count":2,"details":{},"exchange":"ex","first":true,"queue":"q","reason":"rejected",'
         b'"routing_keys":["key"],"since_ms":4,"time_ms":5}]'
@@ -110,11 +110,11 @@ def test_golden_bytes_of_version_2() -> None:
         assert record._replace(deaths=(dataclasses.replace(death, **change),)).encode()[0] == version
 
 
-@pytest.mark.parametrize("way", [["dlx"], ["dlx", 5], ["dlx", "dead", "more"], [None, None]])
-def test_a_way_that_is_none(way: list[object]) -> None:
+@pytest.mark.parametrize("info", [["dlx"], ["dlx", 5], ["dlx", "dead", "more"], [None, None]])
+def test_a_delivery_info_that_is_none(info: list[object]) -> None:
     head = record_of(b"0123456789abcdef", b"", published_ms=1, expires_ms=2).encode()
-    extras, at = json.dumps([way]).encode(), struct.calcsize(">BHHHB")
-    with pytest.raises(FormatError, match="unreadable way"):
+    extras, at = json.dumps([info]).encode(), struct.calcsize(">BHHHB")
+    with pytest.raises(FormatError, match="unreadable delivery info"):
         Record.decode(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
 
 
