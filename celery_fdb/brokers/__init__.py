@@ -28,7 +28,7 @@ SET_IT = (
 def broker_of(app: Celery) -> tuple[str, dict[str, Any]]:
     """The URL and options that the app's workers consume from. Raises ``OptionError``."""
     options = dict(app.conf.broker_transport_options or {})
-    return ours(app.conf.broker_read_url or app.conf.broker_url), options
+    return pick_url(app.conf.broker_read_url or app.conf.broker_url), options
 
 
 def location_of(url: str, options: Mapping[str, Any]) -> Location:
@@ -63,7 +63,7 @@ def open_existing(url: str, **options: Any) -> Broker:
     return Broker.open(url, **options)
 
 
-def ours(configured: Any) -> str:
+def pick_url(configured: Any) -> str:
     """The first of the configured URLs that is a celery-fdb broker. Raises ``OptionError``."""
     urls = urls_of(configured)
     for url in urls:
@@ -97,7 +97,7 @@ def common_ms(sessions: Iterable[SessionFacts], own_ms: int) -> int:
     return median_low([each.beat_ms for each in sessions if each.open and each.beat_ms] or [own_ms])
 
 
-class Holding:
+class LazyBroker:
     """One broker per process, opened by ``open_`` at its first use. Thread-safe. :meth:`broker` raises what it raises.
 
     It has no lock: a signal handler may close it while its own thread opens it, as at the end of Celery's beat, and a

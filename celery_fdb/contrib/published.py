@@ -123,7 +123,7 @@ def _forget_connections(app: Celery) -> None:
         pool.force_close_all()
     app._after_fork()
     if django := sys.modules.get("celery_fdb.contrib.django.conf"):
-        django.holding.close()
+        django.lazy_broker.close()
 
 
 def _published(peeked: Peeked) -> Published:

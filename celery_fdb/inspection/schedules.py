@@ -37,7 +37,7 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
-from celery_fdb.brokers import Holding, broker_of, common_ms
+from celery_fdb.brokers import LazyBroker, broker_of, common_ms
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, KombuFDBError, OptionError
 from kombu_fdb.keyspace.layout import pack as pack_key
@@ -266,7 +266,7 @@ class ScheduleSync:
             url, options = broker_of(app)
             return Broker.open(url, **options)
 
-        self._holding = Holding(open_broker)
+        self._holding = LazyBroker(open_broker)
         self._is_ours = True
         self._next_s = self._all_s = 0.0
         #: For each reported entry, when it had been published last.

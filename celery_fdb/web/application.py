@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery_fdb.brokers import Holding, broker_of, open_existing
+from celery_fdb.brokers import LazyBroker, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import streaming
@@ -31,10 +31,10 @@ from celery_fdb.web.settings import DashboardSettings, Login
 from celery_fdb.web.visit import HERE, PATHS
 
 
-def opening(settings: DashboardSettings) -> Holding:
+def opening(settings: DashboardSettings) -> LazyBroker:
     """The dashboard's broker, not open yet: it opens within ``connect_timeout_s``."""
     timeout_s = settings.connect_timeout_s
-    return Holding(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
+    return LazyBroker(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
 
 
 #: The view of each page that changes nothing, by the page's name in ``PATHS``.
@@ -146,19 +146,19 @@ _misdirected = PlainTextResponse(
 
 
 def _assembled(settings: DashboardSettings) -> Starlette:
-    authentication, holding = Authentication(settings), opening(settings)
+    authentication, lazy_broker = Authentication(settings), opening(settings)
     threads, asking = ThreadPool(settings.threads, settings.timeout_s), ThreadPool(1, settings.timeout_s)
-    pages = Pages(authentication, holding, threads)
+    pages = Pages(authentication, lazy_broker, threads)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         """For an application that runs by itself; a mounted one ends with the process."""
         yield
-        holding.forget()
+        lazy_broker.forget()
         threads.close()
         asking.close()
 
-    stream = streaming(settings, authentication, holding, threads)
+    stream = streaming(settings, authentication, lazy_broker, threads)
     asked = partial(workers.workers, Shared(waits=True))
     routes = [
         *(Route(PATHS[name], partial(pages.show, view), methods=["GET"]) for name, view in SHOWN.items()),

@@ -44,7 +44,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route
 
-from celery_fdb.brokers import Holding, NoBrokerYet
+from celery_fdb.brokers import LazyBroker, NoBrokerYet
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.visit import FORM_COOKIE, READ_ONLY, Visit, fields_of
 from kombu_fdb import Broker
@@ -184,9 +184,9 @@ FORM_S = 20.0
 class Pages:
     """The endpoints of views."""
 
-    def __init__(self, authentication: Authentication, holding: Holding, threads: ThreadPool) -> None:
+    def __init__(self, authentication: Authentication, lazy_broker: LazyBroker, threads: ThreadPool) -> None:
         self._authentication = authentication
-        self._holding = holding
+        self._lazy_broker = lazy_broker
         self._threads = threads
 
     async def enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
@@ -236,9 +236,9 @@ class Pages:
 
     async def _run(self, view: View, threads: ThreadPool, visit: Visit) -> Response:
         try:
-            made = await threads.run(partial(answer, view, visit, self._holding))
+            made = await threads.run(partial(answer, view, visit, self._lazy_broker))
         except StoreUnavailable as error:  # the time is over
-            self._holding.forget()
+            self._lazy_broker.forget()
             made = _unavailable(visit, error)
         except KombuFDBError as error:
             made = visit.page("error", 503, title="Busy", text=str(error))
@@ -308,15 +308,15 @@ def _comes_from_here(headers: Headers) -> bool:
 # -- what a view answers -----------------------------------------------------------------------------------------------
 
 
-def answer(view: View, visit: Visit, holding: Holding) -> Response:
+def answer(view: View, visit: Visit, lazy_broker: LazyBroker) -> Response:
     """The view's page, or a page that says why there is none. Blocks."""
     try:
-        return view(visit, holding.broker())
+        return view(visit, lazy_broker.broker())
     except HTTPException as error:
         return visit.page("error", error.status_code, title="Not here", text=error.detail)
     except KombuFDBError as error:
         if isinstance(error, AWAY) and not isinstance(error, LimitExceeded):
-            holding.forget()
+            lazy_broker.forget()
             return _unavailable(visit, error)
         return _unreadable(visit, str(error))
     except UNREADABLE as error:

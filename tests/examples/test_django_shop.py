@@ -205,8 +205,8 @@ celery_app.send_task(name, (1,), queue={LONG_QUEUE!r}, headers={{"fair_key": "a-
 
 #: Dead letters of two causes, as workers would leave them, and none runs.
 BURY = """
-from celery_fdb.contrib.django.conf import holding
-broker = holding.broker()
+from celery_fdb.contrib.django.conf import lazy_broker
+broker = lazy_broker.broker()
 jobs = broker.queue("payments").take_many(5, 0)
 for number, job in enumerate(jobs):
     job.bury(error=ValueError("no such order") if number < 3 else KeyError("card"))

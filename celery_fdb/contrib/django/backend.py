@@ -308,7 +308,7 @@ def _error(error: BaseException, traceback: str | None = None) -> TaskError:
 
 def _waiting(result_id: str) -> TaskResult[Any, Any]:
     """The result of a task that is still in the broker, ready, delayed or being run."""
-    for message in conf.holding.broker().find(result_id):
+    for message in conf.lazy_broker.broker().find(result_id):
         try:
             envelope = open_payload(message.payload)
             arguments = json.loads(envelope.body)[0] if envelope.headers.get("task") == conf.RUN else None

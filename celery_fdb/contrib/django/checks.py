@@ -215,7 +215,7 @@ def _check_cluster(location: ClusterLocation) -> Messages:
 
 def _check_answers() -> Messages:
     try:
-        conf.holding.broker()
+        conf.lazy_broker.broker()
     except NoBrokerYet:
         return  # the first worker or message makes the file
     except KombuFDBError as error:

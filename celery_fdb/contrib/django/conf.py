@@ -26,7 +26,7 @@ from django.core.signals import setting_changed
 from django.db import connections, transaction
 
 from celery_fdb import brokers
-from celery_fdb.brokers import Holding, open_existing
+from celery_fdb.brokers import LazyBroker, open_existing
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, refused
@@ -129,7 +129,7 @@ def broker_of(settings: DjangoSettings) -> tuple[str, dict[str, Any]]:
     """The broker's URL and options. Raises ``OptionError``."""
     app = app_of_broker(settings)
     if settings.broker_url is not None:
-        url, options = brokers.ours(settings.broker_url), {} if app is None else app.conf.broker_transport_options
+        url, options = brokers.pick_url(settings.broker_url), {} if app is None else app.conf.broker_transport_options
     else:
         url, options = brokers.broker_of(celery_app(settings))
     return url, {**(options or {}), **settings.options}
@@ -146,12 +146,12 @@ def _open() -> Broker:
     return open_existing(url, **{**options, "connect_timeout": timeout_s})
 
 
-holding = Holding(_open)
+lazy_broker = LazyBroker(_open)
 
 
 def _on_change(*, setting: str, **_: Any) -> None:
     if setting.startswith("CELERY"):
-        holding.close()
+        lazy_broker.close()
 
 
 def follow_settings() -> None:

@@ -85,7 +85,7 @@ def page(
     if is_act and not visit.may_act:
         made = visit.page("error", 403, title="Not allowed", text=READ_ONLY)
     else:
-        made = answer(view, visit, conf.holding)
+        made = answer(view, visit, conf.lazy_broker)
     if visit.said:
         messages.info(request, visit.said.encode(errors="replace").decode(), fail_silently=True)
     return _guarded(_djangos(made))

@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from celery_fdb.brokers import Holding, location_of
+from celery_fdb.brokers import LazyBroker, location_of
 from celery_fdb.history.layout import Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
@@ -62,7 +62,7 @@ class TaskCollector(Collector):
     """
 
     def __init__(self, open_: Callable[[], Broker]) -> None:
-        self._holding = Holding(open_)
+        self._lazy_broker = LazyBroker(open_)
         self._lock = threading.Lock()
         self._named: set[str] = set()
 
@@ -73,14 +73,14 @@ class TaskCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             try:
-                yield from self._metrics(history_of(self._holding.broker()))
+                yield from self._metrics(history_of(self._lazy_broker.broker()))
             except KombuFDBError:
-                self._holding.close()
+                self._lazy_broker.close()
 
     def close(self) -> None:
         """Close the broker."""
         with self._lock:
-            self._holding.close()
+            self._lazy_broker.close()
 
     def _metrics(self, history: HistoryStore) -> list[Metric]:
         if history.settings() is None:

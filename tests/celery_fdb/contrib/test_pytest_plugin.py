@@ -140,7 +140,7 @@ def test_djangos_pages_show_the_broker_of_the_test(project):
         installed = ["django.contrib.auth", "django.contrib.contenttypes", "celery_fdb.contrib.django"]
         settings.configure(INSTALLED_APPS=installed, CELERY_FDB={"APP": "shop:app"})
         django.setup()
-        from celery_fdb.contrib.django.conf import holding
+        from celery_fdb.contrib.django.conf import lazy_broker
 
 
         @pytest.mark.parametrize("number", [1, 2])
@@ -148,7 +148,7 @@ def test_djangos_pages_show_the_broker_of_the_test(project):
             with fdb_broker.use(app):
                 for _ in range(number):
                     charge.delay("acme")
-                assert holding.broker().queue("celery").stats().ready == number
+                assert lazy_broker.broker().queue("celery").stats().ready == number
         """,
         outcome="2 passed",
     )

@@ -16,7 +16,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
 from celery_fdb.beat import Scheduler
-from celery_fdb.brokers import Holding
+from celery_fdb.brokers import LazyBroker
 from celery_fdb.inspection.schedules import (
     ALL_S,
     KEPT_S,
@@ -276,13 +276,13 @@ def test_threads_that_open_it_at_the_same_time_share_one(broker: Broker) -> None
         together.wait(60)
         return each
 
-    holding = Holding(open_)
+    lazy_broker = LazyBroker(open_)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: holding.broker(), range(2))
-    assert first is second is holding.broker()
+        first, second = pool.map(lambda _: lazy_broker.broker(), range(2))
+    assert first is second is lazy_broker.broker()
     assert [each.connection.closed for each in opened if each is not first] == [True]
     assert not first.connection.closed
-    holding.close()
+    lazy_broker.close()
     assert first.connection.closed
 
 
@@ -293,12 +293,12 @@ def test_what_is_opened_while_it_is_closed_is_not_kept(broker: Broker) -> None:
     def open_() -> Broker:
         made.append(Broker.open(str(broker.location)))
         if len(made) == 1:
-            holding.close()
+            lazy_broker.close()
         return made[-1]
 
-    holding = Holding(open_)
-    assert holding.broker() is made[0]
-    assert holding.broker() is made[1]
-    assert holding.broker() is made[1]
+    lazy_broker = LazyBroker(open_)
+    assert lazy_broker.broker() is made[0]
+    assert lazy_broker.broker() is made[1]
+    assert lazy_broker.broker() is made[1]
     for each in made:
         each.close()

@@ -66,19 +66,19 @@ def configure() -> Iterator[Callable[..., None]]:
     yield configure
     for override in reversed(changed):
         override.disable()
-    from celery_fdb.contrib.django.conf import holding
+    from celery_fdb.contrib.django.conf import lazy_broker
 
-    holding.close()
+    lazy_broker.close()
 
 
 @pytest.fixture
 def broker(url: str, configure: Callable[..., None]) -> Any:
     """The broker that the pages show."""
-    from celery_fdb.contrib.django.conf import holding
+    from celery_fdb.contrib.django.conf import lazy_broker
 
     configure(CELERY_FDB={"BROKER_URL": url, "PAGE_SIZE": 5})
     Broker.open(url).close()
-    return holding.broker()
+    return lazy_broker.broker()
 
 
 @pytest.fixture

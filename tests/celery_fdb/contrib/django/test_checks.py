@@ -241,7 +241,7 @@ def test_a_store_that_does_not_answer_is_found_before_deployment(app: Celery, tm
 
 
 def test_the_default_namespace_of_a_cluster(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_fdb.contrib.django.conf.holding.broker", lambda: None)
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.lazy_broker.broker", lambda: None)
     app.conf.broker_url = "fdb://"
     assert "W011" in messages(deploy=True)
     app.conf.broker_url = "fdb:///shop"

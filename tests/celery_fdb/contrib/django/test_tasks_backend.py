@@ -72,7 +72,7 @@ def app(url: str, new_app: Callable[..., Celery], tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def broker(app: Celery, url: str, configure: Callable[..., None]) -> Any:
-    from celery_fdb.contrib.django.conf import holding
+    from celery_fdb.contrib.django.conf import lazy_broker
 
     backend = {
         "BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend",
@@ -80,7 +80,7 @@ def broker(app: Celery, url: str, configure: Callable[..., None]) -> Any:
     }
     configure(TASKS={"default": {**backend, "OPTIONS": {"fair_key": "django"}}})
     Broker.open(url).close()  # pages make no file
-    return holding.broker()
+    return lazy_broker.broker()
 
 
 @pytest.fixture
