@@ -70,7 +70,7 @@ def claim(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     holds a versionstamped key of the same transaction can't be read.
     """
     states = _read(work, queues, window, acks)
-    rows = choose(work, states, window)
+    rows = choose_rows(work, states, window)
     opened = read_all(work, [value for _, (_, value) in rows])
     take_rows(work, states, rows, apart=window.apart)
     taken = [take(work, row, record, states, window) for row, record in zip(rows, opened, strict=True)]
@@ -175,7 +175,7 @@ def _head_ranges(
     return ranges
 
 
-def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows:
+def choose_rows(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows:
     """Choose messages for the window from the queues in turn. Changes nothing but the turns of keys."""
     rows: Rows = []
     for queue in _open_to(work, states, window):
@@ -358,7 +358,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, seen: line.Waiting, w
     windows = _shares(mine, waiting.values(), window)
     if not windows:
         return Served([], 0, ended=True)
-    chosen = choose(work, states, replace(window, limit=sum(each.limit for each in windows.values())))
+    chosen = choose_rows(work, states, replace(window, limit=sum(each.limit for each in windows.values())))
     dealt = list(zip(_in_turn(windows), chosen, strict=False))
     found: dict[Demand, list[Delivery]] = {}
     for demand, delivery in _take_all(work, states, windows, dealt):

@@ -27,9 +27,9 @@ What was claimed and not taken for ``undrained_timeout`` goes back to its place,
 claimed for its channel until the program drains again: the program has forgotten its consumer, or works for an hour in
 a callback. While the fetcher is asleep and holds nothing, a consumer that was the active one of its queue gives way.
 
-Room is promised once. A consumer that waits in a line may be granted all that it wants there at any moment. So before
-it claims for the same channels from a queue that has no line (temporary, or with one active consumer), it leaves the
-line (:meth:`Claiming.choose`). When it has joined the line again, and there is work, that queue leaves the room to the
+No room is promised twice: a consumer that waits in a line may be granted its full demand at any moment. So before it
+claims for the same channels from a queue that has no line (temporary, or with one active consumer), it leaves the line
+(:meth:`Claiming.restrict`). When it has joined the line again, and there is work, that queue leaves the room to the
 line for :data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
 
 Elsewhere than on SQLite, the worker loops never wait for the store: they take what has arrived, and sleep on
@@ -163,8 +163,8 @@ class Claiming:
         shared = self._dispatch.shared
         return shared if self.member.contention.is_contested(shared) else set()
 
-    def choose(self, plan: Plan) -> None:
-        """Reduce the plan to what one transaction may claim, the line's queues or the others, and make room for it.
+    def restrict(self, plan: Plan) -> None:
+        """Restrict the plan to what one transaction may claim, the line's queues or the others, and make room for it.
 
         If that means to leave the line, what was granted there is arriving; then the plan is void. Raises what
         ``ClientSession.claim`` raises.
@@ -179,7 +179,7 @@ class Claiming:
             self.member.leave()
 
     def claim(self, session: ClientSession, plan: Plan) -> None:
-        """Carry out a chosen plan; what was found is arriving.
+        """Carry out a restricted plan; what was found is arriving.
 
         Raises what ``ClientSession.claim`` raises; then the acks that it took along are pending again.
         """
@@ -532,7 +532,7 @@ class Fetcher:
         plan = dispatch.plan(watch_set.hungry - left_alone, now, self._first_ack)
         self._room_waits = plan.again_s is not None
         if plan.queues:
-            claiming.choose(plan)
+            claiming.restrict(plan)
             rest_s = self._hand_over() if dispatch.arriving else self._claim(session, plan)
             if rest_s == 0 and plan.uses_all and not (rivals or self.client.acks):  # a claim takes along only so many
                 return max(min(self._next_look - now, self.client.options.undrained_timeout), 0.0005)

@@ -355,7 +355,7 @@ TWINS: dict[str, Twin] = {
         "ONE-OWNER", "", engine, "line", SimpleNamespace(drop=lambda *_: None)
     ),
     "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(line, "forget")),
-    "room is promised twice": Twin("BOUNDED", "successors", Claiming, "choose", wrong.promise_twice),
+    "room is promised twice": Twin("BOUNDED", "successors", Claiming, "restrict", wrong.promise_twice),
     "a cancelled consumer keeps what waits for it": Twin(
         "DURABLE", "connections", Dispatch, "remove", wrong.keep_what_waits
     ),

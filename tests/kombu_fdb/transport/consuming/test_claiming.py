@@ -53,7 +53,7 @@ def test_what_the_line_has_granted_comes_before_another_queue(bench: Bench) -> N
     first.turn()
     bench.put(b"a", b"b", queue="one")
     fetcher = second.transport.fetcher
-    fetcher._claiming.choose(Plan(["one"], 2, consumers={"one": "tag-1"}))
+    fetcher._claiming.restrict(Plan(["one"], 2, consumers={"one": "tag-1"}))
     assert [each.queue for each in fetcher.dispatch.arriving] == ["q", "q"]
     assert not member.in_line
 
