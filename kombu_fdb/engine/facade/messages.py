@@ -7,8 +7,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from kombu_fdb.engine import edit
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import claim, move, settle, watch
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.claim import Served
@@ -36,7 +36,7 @@ class Messages(Verbs):
     glance = read(watch.glance)
     join = write(claim.join)
     holds = read(session.holds)
-    delete_at = write(browse.delete_at)
+    delete_at = write(edit.delete_at)
     _look = read(claim.look)
     _move_part = write(move.move)
 
@@ -232,15 +232,15 @@ class Messages(Verbs):
                 return True
         return False
 
-    _delete = write(browse.delete)
+    _delete = write(edit.delete)
 
     def reschedule(self, queue: str, spot: Spot, due_ms: int, *, payload: bytes | None = None) -> bool:
         """Reschedule a ready or delayed message at a page's position; False if it has moved.
 
-        See :mod:`kombu_fdb.engine.inspection.browse`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
+        See :mod:`kombu_fdb.engine.edit`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
         """
         self._run.check_size(payload or b"")
-        return self._run.write(lambda work: browse.reschedule(work, queue, spot, due_ms, payload))
+        return self._run.write(lambda work: edit.reschedule(work, queue, spot, due_ms, payload))
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Delete those messages of a task that no session holds: ready, delayed and dead ones. Returns them."""
@@ -250,7 +250,7 @@ class Messages(Verbs):
             taken += found
         return taken
 
-    _cancel_part = write(browse.cancel)
+    _cancel_part = write(edit.cancel)
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.

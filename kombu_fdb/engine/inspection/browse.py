@@ -1,18 +1,8 @@
-"""Browse: read messages in their places, page by page or by task; delete, reschedule or cancel them there.
+"""Browse: read messages in their places, page by page or by task.
 
-Except for the changes, all reads are at snapshot: browsing never conflicts with work. Payloads are complete, as a claim
-would return them; for a message that is unreadable, or whose payload is gone, the record's bytes are shown instead.
-
-Reschedule: a waiting message gets another due time, or none: then it is ready at once. It leaves its row and enters
-another in one transaction (ONE-PLACE), after the messages of its key and rank there. It keeps id, key, priority, end of
-life, redeliveries and history; a due time after the end of its life is refused. It may get another payload: a task's
-payload says in a header when the task is due, and a worker would wait for that. A delayed message counts as waiting
-from the moment it was due, so one that is made ready waits from now on.
-
-The message is *delayed* or *ready* before, and either of the two afterwards, in the same queue; if anything fails, it
-is where it was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it,
-and the other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done
-again (``store/retry.py``).
+All reads are at snapshot, except for :mod:`~kombu_fdb.engine.edit`: browsing never conflicts with work. Payloads are
+complete, as a claim would return them; for a message that is unreadable, or whose payload is gone, the record's bytes
+are shown instead.
 
 Pages: a queue's messages in parts whose cost does not depend on what else is there. A page begins after a *position*,
 the part of a message's key after the prefix of its queue and state, so the millionth page costs what the first one
@@ -20,9 +10,8 @@ does. Positions are opaque to callers and safe to accept from any client: one th
 place of the same queue, or to nothing. A message keeps its position until it moves. A page shows the messages as they
 stood when it was read, the next one as they stand then.
 
-Cancel: delete the messages of a task that no worker has begun, by its id; and find where a task is. Both use the index
-(``messages/message.py``), so they read as many rows as the task has messages, whatever else is in the store. A leased
-message belongs to its consumer, and stays: only the worker can stop what it runs.
+A task's messages are found by the index (``messages/message.py``), which costs as many rows as the task has messages,
+whatever else is in the store.
 """
 
 from __future__ import annotations
@@ -32,17 +21,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
-from kombu_fdb.engine.messages import message
-from kombu_fdb.engine.messages.message import (
-    end_lease,
-    forget,
-    open_records,
-    put_delayed,
-    put_ready,
-    read_all,
-    take_out,
-    with_payload,
-)
+from kombu_fdb.engine.messages.message import open_records, read_all
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.work import Work
@@ -68,7 +47,6 @@ from kombu_fdb.model import (
     Rank,
     RoundSnapshot,
     SessionId,
-    Spot,
     Stamp,
     State,
     View,
@@ -123,7 +101,7 @@ def look_all(work: Work, rows: Sequence[tuple[str, KeyValue]]) -> list[Peeked]:
 
 def record_at(keys: Keyspace, row: KeyValue) -> bytes:
     """The record of a row. If the row is a lease, it must be readable."""
-    return Message.of_lease(row[1]).value if _is_lease(keys, row[0]) else row[1]
+    return Message.of_lease(row[1]).value if is_lease(keys, row[0]) else row[1]
 
 
 def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
@@ -153,12 +131,12 @@ def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[State, SessionId]:
     """The state that a message's key stands for and, if it is leased, the session that holds it."""
     if key.startswith(keys.delayed(queue)):
         return "delayed", NO_SESSION
-    if not _is_lease(keys, key):
+    if not is_lease(keys, key):
         return "ready", NO_SESSION
     return "leased", SessionId(read_or((b"", 0), keys.split, key, bytes, int)[0])
 
 
-def _is_lease(keys: Keyspace, key: bytes) -> bool:
+def is_lease(keys: Keyspace, key: bytes) -> bool:
     begin, end = keys.all_leases
     return begin <= key < end
 
@@ -233,27 +211,6 @@ def find_part(work: Work, queue: str, message_id: bytes, whole: Range) -> tuple[
             if (b"" if record is None else record.message_id) == message_id:
                 return (key, value), end
     return None, rows[-1][0] + b"\x00" if len(rows) == MESSAGES_PER_TRANSACTION else end
-
-
-def delete(work: Work, queue: str, row: KeyValue) -> bool:
-    """Delete a message that is still as it was seen. False if it has moved."""
-    if work.tr.get(row[0]) != row[1]:
-        return False
-    remove(work, queue, row)
-    return True
-
-
-def remove(work: Work, queue: str, row: KeyValue) -> None:
-    """Delete a message that this transaction has read serializably."""
-    key, value = row
-    if _is_lease(work.keys, key):
-        work.tr.clear(key)
-        held = Message.of_lease(value)
-        end_lease(work, queue, held.place)
-        message.delete(work, held)
-    else:
-        take_out(work, queue, [row])
-        message.delete(work, Message(queue, key, value))
 
 
 # -- dry run -----------------------------------------------------------------------------------------------------------
@@ -333,53 +290,6 @@ class DryRun(Transaction):
 
     def commit(self) -> None: ...
     def cancel(self) -> None: ...
-
-
-# -- reschedule --------------------------------------------------------------------------------------------------------
-
-
-def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes | None = None) -> bool:
-    """The message at a page's position, ready or delayed. False if it has moved.
-
-    ``due_ms``: now or earlier makes it ready. ``payload``: None leaves it as it is. Raises ``QueueError`` for a due
-    time at which it will have expired and for a message that a session holds, and ``FormatError`` if the record can't
-    be read, or is a newer version's.
-    """
-    if spot.state == "leased":
-        raise QueueError("a worker holds this message", queue=queue, fix="Wait until it is back, or cancel it.")
-    row = row_at(work, queue, *spot)
-    if row is not None:
-        _put(work, queue, row, due_ms, payload)
-    return row is not None
-
-
-def _put(work: Work, queue: str, row: KeyValue, due_ms: int, payload: bytes | None) -> None:
-    key, value = row
-    record = Record.decode(value)
-    begins_when_due = record.expires_ms == OVER_MS and key.startswith(work.keys.delayed(queue))
-    if record.has_expired(max(due_ms, work.now_ms)) and not begins_when_due:
-        raise QueueError(
-            "the message expires before it is due",
-            queue=queue,
-            expires_ms=record.expires_ms,
-            due_ms=due_ms,
-            fix="Choose an earlier moment.",
-        )
-    rank = _rank(work, queue, key)
-    take_out(work, queue, [row])
-    forget(work, Message(queue, key, value))
-    if payload is not None:
-        record = with_payload(work, record, payload)
-    if due_ms > work.now_ms:
-        put_delayed(work, queue, rank, due_ms, record)
-    else:
-        put_ready(work, queue, record.key, rank, record._replace(published_ms=work.now_ms))
-
-
-def _rank(work: Work, queue: str, key: bytes) -> Rank:
-    if key.startswith(work.keys.delayed(queue)):
-        return work.keys.split_delayed(queue, key)[1]
-    return split_place(work.keys.place(queue, key))[1]
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -499,12 +409,6 @@ def read_at(work: Work, queue: str, state: State, position: bytes) -> Listed | N
     return listed._replace(message=look(work, queue, (key, value)))
 
 
-def delete_at(work: Work, queue: str, state: State, position: bytes, message_id: bytes) -> bool:
-    """Delete the message if it is still at its position; False if it has moved. Its owner loses its lease."""
-    row = row_at(work, queue, state, position, message_id)
-    return row is not None and delete(work, queue, row)
-
-
 def row_at(work: Work, queue: str, state: State, position: bytes, message_id: bytes) -> KeyValue | None:
     """The message's row, if it is still at its position; conflicts with a transaction that moves it."""
     key = _key(work.keys, queue, state, position)
@@ -515,25 +419,11 @@ def row_at(work: Work, queue: str, state: State, position: bytes, message_id: by
     return (key, value) if record.message_id == message_id else None
 
 
-# -- cancel ------------------------------------------------------------------------------------------------------------
+# -- a task ------------------------------------------------------------------------------------------------------------
 
 
 #: A queue, and a row of one of its messages.
 Found = tuple[str, KeyValue]
-
-
-def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
-    """Delete the task's ready, delayed and dead messages. Returns those deleted, and where the others begin.
-
-    Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.
-    """
-    wanted, following = places(work, task_id, after)
-    rows = _rows(work, wanted)
-    found = [(work.keys.queue_of(row[0]), row) for row in rows if Record.known(row[1]).task_id == task_id]
-    taken = look_all(work, found)
-    for each in found:
-        remove(work, *each)
-    return taken, following
 
 
 def find_task(work: Work, task_id: str) -> list[Peeked]:
@@ -561,7 +451,7 @@ def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = Fal
 def where(work: Work, task_id: str) -> list[Found]:
     """The task's first messages. Reads all leases, but only if one of these is leased. Snapshot."""
     wanted, _ = places(work, task_id, snapshot=True)
-    rows = _rows(work, wanted, snapshot=True)
+    rows = rows_at(work, wanted, snapshot=True)
     waiting = [(work.keys.queue_of(row[0]), row) for row in rows]
     leased = {Stamp(key[-STAMP_BYTES:]) for key in wanted} - {Stamp(key[-STAMP_BYTES:]) for key, _ in rows}
     return waiting + (_leased(work, leased) if leased else [])
@@ -573,6 +463,6 @@ def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
     return [(lease[0], row) for lease, row in held if lease is not None and lease[1][-STAMP_BYTES:] in stamps]
 
 
-def _rows(work: Work, wanted: list[bytes], *, snapshot: bool = False) -> list[KeyValue]:
+def rows_at(work: Work, wanted: list[bytes], *, snapshot: bool = False) -> list[KeyValue]:
     values = work.tr.get_many(wanted, snapshot=snapshot) if wanted else []
     return [(key, value) for key, value in zip(wanted, values, strict=True) if value is not None]

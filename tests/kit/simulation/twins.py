@@ -12,11 +12,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kit.simulation import wrong
-from kombu_fdb.engine import dead_letters, topology
+from kombu_fdb.engine import dead_letters, edit, topology
 from kombu_fdb.engine.facade import engine
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
-from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
 from kombu_fdb.engine.scheduling import fair, key_limits, limit_changes, line, single
 from kombu_fdb.engine.scheduling.key_limits import Allowances
@@ -224,7 +223,7 @@ TWINS: dict[str, Twin] = {
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take_rows")),
     "a run conflicts on its rows only": Twin("DURABLE", "sessions", parts, "take_run", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(topology, "purge_part")),
-    "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(browse, "reschedule")),
+    "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(edit, "reschedule")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(promotion, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(release, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),
@@ -309,7 +308,7 @@ TWINS: dict[str, Twin] = {
     "a promoter believes no clock but its own": Twin("SKEW", "waits", *_without(key_limits, "known_for_ms", 0)),
     # Tasks and letters
     "a cancel does not conflict with claims": Twin(
-        "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(browse, "cancel")[2])
+        "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(edit, "cancel")[2])
     ),
     "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
     "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(promotion, "forget")),
