@@ -49,29 +49,23 @@ MOST_COUNTED = 10 * LARGEST_SEGMENT
 MOST_SEGMENTS = 2_000
 
 
-class Segment(NamedTuple):
-    number: int
-    opened_ms: int
-    runs: int = 0
-
-
-def segments(tr: Transaction, keys: HistoryKeys, *, limit: int = MOST_SEGMENTS) -> list[Segment]:
-    """The newest segments, the oldest of them first."""
+def segments(tr: Transaction, keys: HistoryKeys, *, limit: int = MOST_SEGMENTS) -> dict[int, tuple[int, int]]:
+    """The newest segments by number, the oldest of them first: when each was opened (ms), and how many runs it has."""
     rows = reversed(tr.get_range(*keys.segments, limit=2 * limit, reverse=True, snapshot=True))
-    found: dict[int, Segment] = {}
+    found: dict[int, tuple[int, int]] = {}
     for (number, is_runs), value in readable(rows, keys.split_segment):
         # What can't be read is the largest number: no worker writes into that segment.
         amount = int.from_bytes(value, "little") if len(value) == 8 else 2**64 - 1
         if not is_runs:
-            found[number] = Segment(number, amount)
+            found[number] = amount, 0
         elif number in found:
-            found[number] = found[number]._replace(runs=min(amount, MOST_COUNTED))
-    return list(found.values())
+            found[number] = found[number][0], min(amount, MOST_COUNTED)
+    return found
 
 
 def newest_first(tr: Transaction, keys: HistoryKeys) -> list[int]:
     """The segments' numbers, the newest first."""
-    return [each.number for each in reversed(segments(tr, keys))]
+    return [*reversed(segments(tr, keys))]
 
 
 # -- pages of runs -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from celery_fdb.history import layout, reading
@@ -61,14 +61,14 @@ def write(tr: Transaction, keys: HistoryKeys, group: RunGroup, *, bounds: Histor
 def _open_segment(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> tuple[int, bool]:
     """The segment that a flush writes to, and whether it was opened for that."""
     found = reading.segments(tr, keys, limit=1)
+    last = max(found, default=0)
     if found:
-        last = found[-1]
-        if last.runs < bounds.segment_runs and now_ms - last.opened_ms < bounds.segment_ms:
-            tr.add_read_conflict_key(keys.segment(last.number))
-            return last.number, False
-    number = found[-1].number + 1 if found else 1
-    tr.set(keys.segment(number), now_ms.to_bytes(8, "little"))
-    return number, True
+        opened_ms, runs = found[last]
+        if runs < bounds.segment_runs and now_ms - opened_ms < bounds.segment_ms:
+            tr.add_read_conflict_key(keys.segment(last))
+            return last, False
+    tr.set(keys.segment(last + 1), now_ms.to_bytes(8, "little"))
+    return last + 1, True
 
 
 def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group: RunGroup) -> None:
@@ -109,18 +109,18 @@ TRIM_SEGMENTS = 4
 def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> int:
     """Clear up to :data:`TRIM_SEGMENTS` segments that are beyond the bounds. Returns how many."""
     found = reading.segments(tr, keys)
-    too_many = sum(each.runs for each in found) - (bounds.runs - bounds.segment_runs)
+    too_many = sum(runs for _, runs in found.values()) - (bounds.runs - bounds.segment_runs)
     cleared = 0
     # A segment was opened before the next one, whatever their workers' clocks said.
-    opened_ms = [*accumulate((each.opened_ms for each in reversed(found)), min)][::-1]
-    for each, opened in zip(found[:TRIM_SEGMENTS], opened_ms, strict=False):
-        is_closed = each is not found[-1]
+    opened_ms = [*accumulate((opened for opened, _ in reversed(found.values())), min)][::-1]
+    for number, opened in zip(islice(found, TRIM_SEGMENTS), opened_ms, strict=False):
+        is_closed = number != max(found)
         if not (is_closed and too_many > 0) and now_ms - opened < bounds.max_age * 1000:
             break
-        too_many -= each.runs
-        tr.clear_range(*keys.inside(each.number))
-        tr.clear(keys.segment(each.number))
-        tr.clear(keys.segment_runs(each.number))
+        too_many -= found[number][1]
+        tr.clear_range(*keys.inside(number))
+        tr.clear(keys.segment(number))
+        tr.clear(keys.segment_runs(number))
         cleared += 1
     for length_s, kept_s in layout.SLOTS.items():
         end_s = max(now_ms // 1000 - kept_s, 0)
@@ -177,7 +177,7 @@ class HistoryStore:
 
     def _stands(self, tr: Transaction, group: RunGroup) -> bool:
         """Whether an earlier try wrote the group. Reads serializably, in case that try is still on its way."""
-        numbers = [each.number for each in reading.segments(tr, self.keys, limit=2)]
+        numbers = reading.segments(tr, self.keys, limit=2)
         found = tr.get_many([self.keys.group(number, group.id) for number in numbers])
         return any(each is not None for each in found)
 
@@ -249,7 +249,7 @@ class HistoryStore:
 
     def kept(self) -> int:
         """How many runs are in the history."""
-        return sum(each.runs for each in self._read(lambda tr: reading.segments(tr, self.keys)))
+        return sum(runs for _, runs in self._read(lambda tr: reading.segments(tr, self.keys)).values())
 
     def page(self, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> tuple[list[Run], Cursor | None]:
         """Runs that have ended, the newest first; see ``reading.py``."""
