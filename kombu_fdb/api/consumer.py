@@ -1,14 +1,14 @@
 """Taking jobs: one, many, or a loop over them.
 
-Model. A take looks (:meth:`Take.first`, one claim), and only if nothing is there it *waits*: it arms watches on the
-queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming also looks at the
-queues, in the same transaction, so no job is missed between a claim and a watch.
+Model. A take looks (:meth:`Take.first`, one claim). Only if nothing is there, it *waits*: it arms watches on the queues
+and sleeps until one fires, its bell rings, or its time is over. Then it looks again. Arming also looks at the queues,
+in the same transaction, so no job is missed between a claim and a watch.
 
 A take ends ``operation_timeout`` after its own time, whatever the store does: each step gets what is left of that
 (:meth:`Take._in_time`). A take without a timeout waits for as long as the store answers.
 
-A take that waits while others take from the same queues stands in a line with them (``process/line_member.py``): then
-it looks at the line, only the first one there watches the queues, and a take that stops waiting leaves the line. A take
+A take that waits while others take from the same queues stands in a line with them (``process/line_member.py``). Then
+it looks at the line, and only the first one there watches the queues. A take that stops waiting leaves the line. A take
 that does not wait (``timeout=0``) claims past the line.
 
 At every moment, a claimed message is in :attr:`Take._found`, then held, then a job's. After an exception at any line (a

@@ -1,10 +1,10 @@
 """A job: a message in the hands of its taker, and what can be done with it, each once.
 
-Model. A job is *held* until its consumer settles it (acked, released, buried), once, or until its lease is *lost*:
-swept because this process was silent for longer than ``session_ttl``, released because its time to run has passed, or
-ended because the message was deleted. A job without references can't be settled, so it is *dropped*: it returns to its
-place, and the attempt counts, as its taker had begun with it. Only the holder can settle: a lost lease changes nothing
-any more (ONE-OWNER).
+Model. A job is *held* until its consumer settles it, once (acked, released, buried), or until its lease is *lost*. A
+lease is lost if this process was silent for longer than ``session_ttl``, if the time to run has passed, or if the
+message was deleted. A job without references can't be settled, so it is *dropped*: it returns to its place, and the
+attempt counts, as its taker had begun with it. Only the holder can settle: a lost lease changes nothing any more
+(ONE-OWNER).
 
 What each error can say, and what it can't. The handle remembers its own settlement: settling twice raises
 :exc:`~kombu_fdb.errors.AlreadySettled`. In the store there is a lease, or there is not: without it, ``ack``,

@@ -2,11 +2,11 @@
 
 A walk looks through a queue of dead letters for those that match. Such a queue is ``<queue>.dead``, or any queue to
 which a dead-letter exchange leads; ``messages/bury.py`` says how a message gets there. It is walked from its first key
-to its last, in transactions of bounded size, by a cursor that the caller holds: a caller that is killed between two
+to its last, in transactions of bounded size, by a cursor that the caller holds. A caller that is killed between two
 parts loses only the cursor, and the next call begins at the front.
 
 A walk ends at the stamp of the last message that was there when it began. A letter that dies meanwhile has a later
-stamp and is not seen: so a walk ends even over a queue that grows as fast as it is walked, and a letter that is
+stamp and is not seen. So a walk ends even over a queue that grows as fast as it is walked; and a letter that is
 replayed and dies again is not replayed again by the same walk.
 
 Replay moves dead letters to the queue they died in; discard deletes them. A replayed message moves to the end of its

@@ -1,10 +1,10 @@
 """The values of the store: records, leases and the small JSON values, and how payloads are chunked and parsed.
 
-A record is a fixed head, the fairness key, the task's id, optional extras (JSON: time to run, priority, deaths)
-and, if the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no
-second round trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few
-dozen bytes instead of megabytes. The head's redelivery count stands at a fixed offset: a message that comes back is
-patched, not decoded and encoded.
+A record is a fixed head, the fairness key, the task's id, optional extras (JSON: time to run, priority, deaths) and, if
+the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no second round
+trip. Larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few dozen bytes
+instead of megabytes. The head's redelivery count stands at a fixed offset: a message that comes back is patched, not
+decoded and encoded.
 
 **What every version keeps.** A record of a newer version begins with its number, up to :data:`LAST_VERSION`, and its
 head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
@@ -12,9 +12,9 @@ older process counts, delays, promotes, releases, moves and deletes a message th
 read the message, it keeps it for a newer process (``engine/stored/newer.py``). Whatever an older process would misread
 raises the number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).
 
-Version 2 of a record adds four facts to version 1: by which exchange and key the message came to its queue (in the
-extras), which death was its first, since when it has died in this way, and, as the highest bit of the redelivery count,
-that a consumer has had it. If none of them applies, version 1 is written, which every older process reads.
+Version 2 of a record adds four facts to version 1. Three are in the extras: by which exchange and key the message came
+to its queue, which death was its first, and since when it has died in this way. The fourth is the highest bit of the
+redelivery count: a consumer has had it. If none of them applies, version 1 is written, which every older process reads.
 
 Decoders raise ``FormatError``, and nothing else, for bytes that they can't read or that a newer version wrote. No such
 bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. Unreadable

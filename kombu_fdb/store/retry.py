@@ -9,17 +9,17 @@ outcome may be
   https://apple.github.io/foundationdb/developer-guide.html#transactions-with-unknown-results): the store no longer
   works on the commit, but it may or may not have happened.
 
-For the last one each writing run also sets a *commit token*. The next run reads it first. If it finds the token of an
-earlier unknown run, that run has committed, and its result is returned as if the answer had arrived. So no verb of the
-queue has to be idempotent by itself. The price is one blind write and one conflict key per transaction, and nothing on
-a store that answers every commit.
+In case of an unknown outcome, each run that writes also sets a *commit token*. The next run reads it first. If it finds
+the token of an earlier unknown run, that run has committed, and its result is returned as if the answer had arrived. So
+no verb of the queue has to be idempotent by itself. The price is one blind write and one conflict key per transaction,
+and nothing on a store that answers every commit.
 
 If the commit may still be under way (``in_flight``: the deadline passed while it ran), reading proves nothing: it may
-succeed after the read. Then the caller gets ``CommitUnknown``, as it does when the store fails for good after a run of
-unknown outcome. If the caller passes a :class:`~kombu_fdb.store.retry.Doubt`, it finds there what may have happened,
-also when the call ended by an exception out of a signal handler. :meth:`Retry.resolve` settles the doubt later: it
-reads the token and *fences* in one transaction, so that what has not happened never will. ``engine/facade/engine.py``
-says what each verb does in this case.
+succeed after the read. Then the caller gets ``CommitUnknown``; so it does if the store fails for good after a run of
+unknown outcome. A caller that passes a :class:`~kombu_fdb.store.retry.Doubt` finds there what may have happened, also
+after an exception out of a signal handler. :meth:`Retry.resolve` settles the doubt later. It reads the token and
+*fences* in one transaction, so that what has not happened never will. ``engine/facade/engine.py`` says what each verb
+does in this case.
 
 Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because every call of a transaction gets the
 time that is left.
@@ -30,20 +30,20 @@ run of that transaction that writes anything also
 * sets the token to a value that only this run writes, and
 * reads it, for conflicts only: the store compares versions when it commits, and nothing travels.
 
-So the token shows which run has committed; and a transaction that *changes* the token (a later run, or a fence) makes
-sure that no earlier run ever commits, however late its commit arrives: the earlier run conflicts on its own token.
+So the token shows which run has committed. And once a transaction *changes* the token (a later run, or a fence), no
+earlier run ever commits, however late its commit arrives: it conflicts on its own token.
 
-A *doubt* is a transaction of which the process does not know whether it has happened: the answer to a commit was lost,
-or an exception came out of a signal handler before the answer was noted. It begins before the commit is sent and ends
-when its outcome is known:
+A *doubt* is a transaction of which the process does not know whether it has happened. The answer to a commit was lost,
+or an exception came out of a signal handler before the answer was noted. The doubt begins before the commit is sent and
+ends when its outcome is known:
 
 * *open*: one of its runs may have committed, or may still;
 * *settled*: ``landed`` is the run that has committed, or empty: none has, and none will.
 
 Other processes clear tokens that have not changed for ``duties.LEFT_TTL_S`` under observation, as their processes are
-probably gone. So a token that has disappeared, or a doubt older than :data:`LONGEST_DOUBT_S` by either clock (the wall
-clock also runs while a machine sleeps), proves nothing, and the doubt can't be settled any more. A token that was not
-used for so long is abandoned to that clean-up.
+probably gone. So a token that has disappeared proves nothing; nor does one whose doubt is older than
+:data:`LONGEST_DOUBT_S` by either clock (the wall clock also runs while a machine sleeps). Such a doubt can't be settled
+any more. A token that was not used for so long is abandoned to that clean-up.
 
 Model of patience: how long a caller waits for a store that does not answer, in all its transactions together. A single
 verb has a deadline of its own. The verbs of one public call share the call's (:meth:`Patience.within`): each gets what
@@ -51,8 +51,8 @@ is left of it, and at least an attempt.
 
 A connection that closes, or a program that was told to stop, makes many calls, one after the other. They share
 :data:`ENDING_S` seconds of waiting in vain: a call that fails uses up the time it took, and later calls get the rest,
-at least :data:`LEAST_S`. A commit restores all of it: so calls to a store that works are never cut short, however many
-there are; those to a store that only answers reads (a locked file, a full disk) are.
+at least :data:`LEAST_S`. A commit restores all of it, so calls to a store that works are never cut short, however many
+there are. Calls to a store that only answers reads (a locked file, a full disk) are.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ message that no worker can handle keeps no worker busy and fills no log: the tra
 only. When the message reaches its delivery limit, its dead letter shows the error. A message without acks, such as a
 broadcast, is logged and gone.
 
-A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``), since some of them are
-used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at
-once.
+A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``): some of them are used
+only later, when a process, a thread or a greenlet is free. If they are wrong, the message is dead-lettered at once.
 
 Connection errors pass through, as Celery recovers from them: it reconnects, and the message is delivered again. Channel
 errors do not: unless ``broker_channel_error_retry`` is set, they end Celery. One of them is an id that is too long for

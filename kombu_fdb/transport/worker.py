@@ -8,7 +8,7 @@ Errors outside of the consumer's callback (guarantee POISON-ENDS). Celery makes 
 continues with it later: when its ETA has come, when a place in the pool is free, when a child reports how it ended.
 Nothing connects an exception there with its message any more. If it is raised under the pool's semaphore, it ends the
 worker. If it is raised in a timer or a callback of the pool, it is logged, and the message stays leased and occupies
-one of the worker's places for as long as the worker lives; after a few of them the worker consumes nothing. The causes
+one of the worker's places for as long as the worker lives. After a few of them the worker consumes nothing. The causes
 are a result backend that can't store a result under such an id, or an object nested too deeply to be pickled for the
 child.
 

@@ -1,8 +1,8 @@
 """Dead letters: what happens to a message that will not be delivered again.
 
 The transaction that takes a message out of its queue moves it to the queue's dead-letter exchange
-(``x-dead-letter-exchange``, ``x-dead-letter-routing-key``) or, where none is set, to ``<queue>.dead``, which keeps it
-for :attr:`Environment.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
+(``x-dead-letter-exchange``, ``x-dead-letter-routing-key``). Where none is set, the message goes to ``<queue>.dead``,
+which keeps it for :attr:`Environment.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
 An exchange that does not exist, routes nowhere, or routes to more than :data:`MOST_LETTERS` queues, counts as not set:

@@ -1,16 +1,16 @@
 """Claim: move ready messages under leases, in one transaction; for one consumer, or for a line of them.
 
 A claim chooses messages (:func:`choose`), takes their rows out of the ready ranges (:func:`take_rows`), and leases each
-one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes: with a claim of the same
-message, or with a transaction that returns a message between those taken (``parts.py``), but not with a publish. It
-reads the session's record serializably, so it can't commit once the sweep has ended its session. Guarantees: ONE-PLACE
-(one commit clears the ready key and writes the lease), ONE-OWNER.
+one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes. It conflicts with a claim
+of the same message, and with a transaction that returns a message between those taken (``parts.py``), but not with a
+publish. It reads the session's record serializably, so it can't commit once the sweep has ended its session.
+Guarantees: ONE-PLACE (one commit clears the ready key and writes the lease), ONE-OWNER.
 
 A window is bounded in bytes as well (``window.py``), so a claim of large messages takes fewer of them. All their
 payloads are read in one round trip.
 
-Some messages are found and not delivered: an expired one is dropped or dead-lettered, an unreadable record and a
-message whose payload is gone are dead-lettered as malformed (POISON-ENDS), and a newer version's message is kept for it
+Some messages are found and not delivered. An expired one is dropped or dead-lettered; an unreadable record and a
+message whose payload is gone are dead-lettered as malformed (POISON-ENDS). A newer version's message is kept for it
 (``newer.py``). They use up the window, so a claim that returns less than ``limit`` does not mean that the queue is
 empty; ``arm`` says whether it is.
 

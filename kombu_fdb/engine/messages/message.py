@@ -20,11 +20,11 @@ Where it must be read, the caller gets a ``FormatError``, or :meth:`.Record.unre
 
 The index by task finds a task's messages wherever they wait. A message's place ends in its stamp, and a row ``("task",
 task_id, stamp)`` holds the part of the place before the stamp. The row is written wherever a message gets a stamp
-(publish, promote, release with a delay, burial, replay) and cleared wherever its stamp ends (the same verbs, and ack,
-deletion, purge, expiry), in the same transaction. A claim, and the return to the old place, leave stamp and row alone,
-and so pay nothing for the index: a row whose place is empty belongs to a leased message, or to one that is kept for a
-newer version. A task may have several messages at a time: one per queue it was routed to, and the next attempt beside
-the one that publishes it. A message without a task id has no row and pays nothing.
+(publish, promote, release with a delay, burial, replay). It is cleared wherever the stamp ends (the same verbs, and
+ack, deletion, purge, expiry), in the same transaction. A claim, and the return to the old place, leave stamp and row
+alone, and so pay nothing for the index. A row whose place is empty belongs to a leased message, or to one that is kept
+for a newer version. A task may have several messages at a time: one per queue it was routed to, and the next attempt
+beside the one that publishes it. A message without a task id has no row and pays nothing.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Model of ``drop-head``. A publish to a full queue stores its messages, without a
 give way, in a transaction of its own (:func:`shed`). Concurrent publishers want the same oldest messages; one of them
 removes the whole excess, and the others find that it is done. After :data:`ATTEMPTS` lost races the publisher gives up:
 the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a publish never fails, and never
-waits, for the head of a queue, however large that is; and a queue exceeds its maximum by at most as many messages as
-were published at the same time, or by a process that died in between.
+waits, for the head of a queue, however large that is. A queue exceeds its maximum by at most as many messages as were
+published at the same time, or by a process that died in between.
 
 The counter is read at snapshot, so with ``reject-publish``, too, concurrent publishers may together exceed it by what
 they publish, as RabbitMQ's do. The messages of one transaction stay together: with ``drop-head`` they are stored even

@@ -3,7 +3,7 @@
 Each process counts what it does and adds it to ``("total", queue, event)`` about once a second, in a transaction that
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
 Its last counts are added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
-store; a process that is killed takes up to a second of its counts with it. Totals are for charts. What must be exact is
+store. A process that is killed takes up to a second of its counts with it. Totals are for charts. What must be exact is
 counted in the transaction that changes it (``work.py``).
 
 By key. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So the counts of an

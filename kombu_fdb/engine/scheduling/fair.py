@@ -5,56 +5,60 @@ range itself. A sub-queue is
 
 * *idle*: it has no mark. If it has messages, an arrival was noted, too.
 * *active* (mark A): it has messages, and one entry in the ring: ``(rank, round, stamp of its first message, key)``.
-* *parked* (mark P): it may have messages but must not be served now: its key is paused, has as many messages in
-  flight as it may, or has used up its rate.
+* *parked* (mark P): it may have messages, but none may be served now. Its key is paused, has as many messages in flight
+  as it may, or has used up its rate.
 
 The ring is served in order. A sub-queue that was served goes to the round after the present one; so does a newcomer
-(``QueueControl.newcomer``), behind those whose first message came earlier. That is exactly the order of queue-by
-(https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows this order, and one that
-serves a line of consumers (``line.py``) is a claim like any other: the order is the same with any number of consumers.
+(``QueueControl.newcomer``), behind sub-queues whose first message came earlier. That is exactly the order of queue-by
+(https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows this order. A claim that
+serves a line of consumers (``line.py``) is one like any other, so the order is the same with any number of consumers.
 
 Which transaction moves what:
 
 * publish, promote, release and sweep put a message into a sub-queue and *note an arrival*, both blindly: they never
-  conflict. An ended lease and a changed limit ring the key's *freed* bell; an ended lease does not if its end has read,
-  as a conflict, that no key of the queue has limits.
+  conflict. A lease that ends and a limit that changes ring the key's *freed* bell. The end of a lease rings none if it
+  has read, as a conflict, that no key of the queue has limits.
 * a claim admits the arrivals: idle -> active. It answers the freed bells: parked -> active, if nothing is in the way.
-* a claim that serves a sub-queue's last message: active -> idle; one that finds it blocked: active -> parked.
+* a claim that serves a sub-queue's last message: active -> idle. A claim that finds the sub-queue blocked: active ->
+  parked.
 
 Why no message is ever forgotten. (1) An arrival or bell is cleared only by a transaction that read the mark
 serializably and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts
 on the *whole* range of the sub-queue, not only behind the messages taken: a release returns a message to the front. (3)
 active -> parked conflicts on the number in flight and on the limits. Otherwise an ack, or a resume, between this
-claim's read and its commit could ring a bell that another claim has already answered, as it saw the sub-queue active.
+claim's read and its commit could ring the bell in vain: another claim may have answered it already, as it saw the
+sub-queue active.
 
 What a key's limits allow (KEY-LIMIT) is in ``key_limits.py``.
 
 Cost: arrivals, bells, ring and rounds are read together with the queue's head (:func:`order_ranges`) if this process
-knows that the queue has keys; else in one round trip more. Then one for the marks and first messages of newcomers if
-there are any, one for other messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it
-grows with the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
+knows that the queue has keys; else in one round trip more. Another round trip reads the marks and first messages of
+newcomers, if there are any; another one reads other messages. Where a long row of keys is blocked, up to
+:data:`MOST_LOOKS` more are made. None of it grows with the number of keys or messages; a parked key costs nothing.
+Guarantee FAIR.
 
-Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. They are in the ring like other keys, but
-a key that enters it goes as many rounds behind the next one as its tenant already has turns there (stride scheduling at
-insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: whenever a turn enters the ring
-or leaves it, the same transaction counts that. So a tenant waits for the turns it has, never for those it had.
+Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. These keys are in the ring like others.
+But a key that enters the ring goes as many rounds behind the next one as its tenant already has turns there (stride
+scheduling at insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: whenever a turn
+enters the ring or leaves it, the same transaction counts that. So a tenant waits for the turns it has, never for those
+it had.
 
-The mark of such a key names its turn (``A``, and the part of the ring entry's key after the ring's prefix). A
-transaction that removes a key's last message without a claim, pauses the key, or changes its priority finds the turn by
-the mark, and takes it out too: otherwise the turn would count for the tenant until its round comes. Turns of stores
-that were written before there were such marks are served, and not counted.
+The mark of such a key names its turn (``A``, and the part of the ring entry's key after the ring's prefix). Some
+transactions remove a key's last message without a claim, pause the key, or change its priority. They find the turn by
+the mark, and take it out too: otherwise the turn would count for the tenant until its round comes. A turn that was
+written before there were such marks is served, and not counted.
 
 Ageing: a message that has waited long goes before more urgent ones, so that strict priority starves no message. With
 ``QueueControl.ageing`` (or the argument ``x-fair-ageing``) of n seconds, each n seconds of waiting count as one
-priority more, up to the most urgent. Of two that are equally urgent by this the one with the lower priority goes first:
-it has waited longer. A message waits from its publication on, a delayed one from the moment it was due.
+priority more, up to the most urgent. Of two messages that are equally urgent by this, the one with the lower priority
+goes first: it has waited longer. A message waits from its publication on, a delayed one from the moment it was due.
 
-Versionstamps can't be compared with a clock, so the wall clocks of publishers and consumers decide; a wrong one gives a
-message a better or worse turn, and harms nothing else. Inside one priority the order stays as it is.
+Versionstamps can't be compared with a clock, so the wall clocks of publishers and consumers decide. A wrong clock gives
+a message a better or worse turn, and harms nothing else. Inside one priority the order stays as it is.
 
-With ageing, a turn is as urgent as its next message, so a claim reads the ring rank by rank, and the heads of the
-sub-queues in one round trip more. Without keys it reads its window of every priority, still in one round trip. A queue
-without ageing pays nothing.
+With ageing, a turn is as urgent as its next message. So a claim reads the ring rank by rank, and the heads of the
+sub-queues in one round trip more. In a queue without keys, a claim reads its window of every priority, still in one
+round trip. A queue without ageing pays nothing.
 """
 
 from __future__ import annotations

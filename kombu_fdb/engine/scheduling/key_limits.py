@@ -5,7 +5,7 @@ no claim under the old limits commits after a change. The number in flight may b
 and claims of one limited key exclude each other through its *bucket*, which each reads serializably and writes. While
 the number of messages without a key in flight is unknown (``limit_changes.py``), none may be taken.
 
-A queue in which no key has limits pays nothing for this: none of its keys is parked, so a transaction that ends a
+A queue in which no key has limits pays nothing for this, as none of its keys is parked. A transaction that ends a
 lease, and has read (as a conflict) that there are no limits, rings no bell.
 
 Rates. Each key with a rate has one token bucket in the store (https://en.wikipedia.org/wiki/Token_bucket), kept by
@@ -23,10 +23,10 @@ without the row has a full bucket. How much time has passed is measured in two w
 Of many consumers, the one that looks may not have seen the row before. So the promoter, which has seen it since the key
 began to wait, puts the accrued tokens into the bucket (:func:`credit`) before it rings for the key.
 
-The moment moves on by what was added, so no time is counted twice. Guarantee SKEW: in any time T at most ``burst +
-rate * (T + skew)`` tokens are used, where ``skew`` is how far the wall clocks of consumers and duties are apart, and
-how long a claim took from its look at the clock to its commit; not more with more consumers or claims. This holds up
-to :data:`FULL_FOR_MS` of skew. A moment more than a day ahead must come from a broken clock, and is brought back, as
+The moment moves on by what was added, so no time is counted twice. Guarantee SKEW: in any time T at most
+``burst + rate * (T + skew)`` tokens are used, however many consumers or claims there are. ``skew`` is how far the wall
+clocks of consumers and duties are apart, and how long a claim took from its look at the clock to its commit. This holds
+up to :data:`FULL_FOR_MS` of skew. A moment more than a day ahead must come from a broken clock, and is brought back, as
 the key would otherwise wait for it after each restart.
 
 The duties clear a bucket that has been full for :data:`FULL_FOR_MS`: no row means a full bucket, too.

@@ -6,7 +6,7 @@ Model. A consumer is a tag inside a session. Of all consumers of such a queue at
 * vacant -> active: by the first claim, whether the queue is empty or not. Each claim reads the record serializably, so
   of two that find it vacant one conflicts, and then finds the other.
 * active -> vacant: the consumer is cancelled or closed, or its session has ended and *everything* that the session held
-  is back in place: so the next consumer begins with the messages that the last one did not finish, in order. Setting
+  is back in place. So the next consumer begins with the messages that the last one did not finish, in order. Setting
   the record wakes the consumers that stand by.
 
 What happens at each failure. If the active process dies, the end of its session frees the record, within its time to

@@ -11,12 +11,12 @@ Everything the session claims stands under ``("lease", id, number)``.
 * fenced -> gone: the process that fenced it, or any other that finds leases of a session that no longer exists,
   releases the messages (``release.release_part``) until none is left.
 
-What happens at each failure. Claims and beats read ``("session", id)`` serializably: one that runs while the session is
-fenced either commits before, and its leases are found by the sweep, or conflicts and then finds no session. The owner
-learns of its end from its next beat or claim and opens another session. A beat in flight while the session is fenced
-aborts the fencing, because the fencing reads the beat. If the process that fenced the session dies before all leases
-are released, the beat record is still there, so the next observer finishes the work: the beat is cleared only when no
-lease is left.
+What happens at each failure. Claims and beats read ``("session", id)`` serializably. One that runs while the session is
+fenced either commits before, and the sweep finds its leases, or conflicts and then finds no session. The owner learns
+of its end from its next beat or claim and opens another session. A beat in flight while the session is fenced aborts
+the fencing, because the fencing reads the beat. If the process that fenced the session dies before all leases are
+released, the beat record is still there, so the next observer finishes the work. The beat is cleared only when no lease
+is left.
 
 A claim whose answer was lost may still commit after its owner has given up on it, for as long as the session is open.
 So the owner first *seals* the session: it rewrites the record that all claims read, after which only claims that begin

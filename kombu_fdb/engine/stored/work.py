@@ -3,8 +3,8 @@
 Effects are the transaction's changes of counters, and the queues whose consumers it wakes.
 
 Guarantee COUNTS: every verb that moves a message notes it in the effects of the transaction that moves it. The ready
-messages of a queue are counted together with the bytes of their payloads, by one atomic add: whenever a limit of bytes
-is declared, its number is right, and no queue pays extra for it.
+messages of a queue are counted together with the bytes of their payloads, by one atomic add. So whenever a limit of
+bytes is declared, its number is right, and no queue pays extra for it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ file opened is one that no process can have open, because it was just created.
 
 Model of the files beside the database: all its users can use them, and no other user can misuse them. Owner, group and
 mode of the database's file say who may use the store. The files beside it follow each time that a user who may change
-them opens the store: so a later ``chmod 660`` of the database opens all of them to the group, and files that root
+them opens the store. So a later ``chmod 660`` of the database opens all of them to the group, and files that root
 creates belong to the owner of the database.
 
 Other users who may write to the folder may put something in the way: a link to a user's ``authorized_keys``, a pipe

@@ -1,20 +1,19 @@
 """How a commit in one process wakes other processes: named pipes beside the database, no polling.
 
-Model. Every process that ever armed a watch owns one FIFO in ``<database>-bells/``, and reads it from one daemon thread
-while watches are armed. After a commit that rang bells (``set_versionstamped_value``) the writer puts an 8-byte digest
-of each such key into every FIFO. The reader fires the watches with that digest.
+Model. Every process that ever armed a watch owns one FIFO in ``<database>-bells/``. While watches are armed, a daemon
+thread reads it. After a commit that rang bells (``set_versionstamped_value``) the writer puts an 8-byte digest of each
+such key into every FIFO. The reader fires the watches with that digest.
 
 *No change is lost between reading and arming.* The arming transaction notes the value it saw (``watch.seen``). After
 that transaction has ended, with the FIFO in place, ``Listener.arm`` registers the watch; only then does the database
-read the value again and fire the watch if it differs. Any other commit came either before that second read, which sees
-it, or after it. In the latter case its writer lists the FIFOs when ours is in place, finds it, and its digest meets a
-registered watch.
+read the value again and fire the watch if it differs. Any other commit came before that second read, which sees it, or
+after it. In the latter case this FIFO is in place when the writer lists them, so the digest meets a registered watch.
 
 *Which FIFOs exist* is cached under the size of the file ``generation``, to which every new listener appends one byte
-once its FIFO is in place. A writer reads the size before it lists, so a listener that it missed has changed the size by
-the next ring, and reads the value again after this one. (The directory's mtime would not do: it does not change within
-a clock tick.) A FIFO gets its final name only after its owner opened it, so a FIFO without a reader belongs to a dead
-process.
+once its FIFO is in place. A writer reads the size before it lists the FIFOs. A listener that it missed has changed the
+size by the next ring, and reads the value again after this one. (The directory's mtime would not do: it does not change
+within a clock tick.) A FIFO gets its final name only after its owner has opened it. So a FIFO without a reader belongs
+to a dead process.
 
 What fails:
 

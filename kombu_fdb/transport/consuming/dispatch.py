@@ -1,7 +1,7 @@
 """Which consumer gets the next message, and how many more to claim (credit). Only bookkeeping: no thread, no store.
 
-Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
-then it is *held*, under the tag it was handed out with, from just before its callback until it is settled
+Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it.
+Then it is *held*, under the tag it was handed out with, from just before its callback until it is settled
 (``unacked.py``). Acks come from any thread, and single operations of dictionaries and sets are atomic, so nothing that
 an ack touches takes a lock; the inboxes have the dispatch's.
 
@@ -14,7 +14,7 @@ a channel without a prefetch, as many messages are claimed *ahead* as it handles
 last one, and no more than the window: the queue's other consumers can't reach messages in a slow consumer's inbox.
 
 Round trips are grouped. With a prefetch, a claim is made when at least half of it is free, or when a free place has
-waited as long as acks are grouped (``ack_delay_ms``) since its ack, so at once for a message that comes later; a free
+waited as long as acks are grouped (``ack_delay_ms``) since its ack; so at once for a message that comes later. A free
 slot does not wait for a second one. Without a bound, a claim is made when half of what may be claimed ahead is left.
 
 In a queue with a single active consumer, only the first consumer here is served, until it ends; the store decides

@@ -20,12 +20,12 @@ seen empty and its bell is watched, or neither: due for its safety look. Its dri
 4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long while a few
    free places wait for more, as the claim that fills them takes the acks along.
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
-   long enough, or the safety look is due (``poll_interval``): the store promises that watches fire, but looking costs
+   long enough, or the safety look is due (``poll_interval``). The store promises that watches fire, but looking costs
    little.
 
-What was claimed and not taken for ``undrained_timeout`` goes back to its place, uncounted, and nothing more is
-claimed for its channel until the program drains again: the program has forgotten its consumer, or works for an hour in
-a callback. While the fetcher is asleep and holds nothing, a consumer that was the active one of its queue gives way.
+What was claimed and not taken for ``undrained_timeout`` goes back to its place, uncounted. Nothing more is claimed for
+its channel until the program drains again: the program has forgotten its consumer, or works for an hour in a callback.
+While the fetcher is asleep and holds nothing, a consumer that was the active one of its queue gives way.
 
 No room is promised twice: a consumer that waits in a line may be granted its full demand at any moment. So before it
 claims for the same channels from a queue that has no line (temporary, or with one active consumer), it leaves the line
@@ -43,9 +43,9 @@ What happens at each failure:
   (``receiver.py``).
 * the store fails: the fetcher has *failed*, and the consumer's next drain raises the error, as a connection error.
   ``recover``, when the connection is established again, goes on with the same consumers.
-* a turn is interrupted anywhere: acks that it had taken along are pending again; the session recovers what its claim
-  had leased, but not yet noted (``process/client_session.py``); and the next turn goes on with what it had not handed
-  over, or not released (``dispatch.py``).
+* a turn is interrupted anywhere: acks that it had taken along are pending again. The session recovers what its claim
+  had leased, but not yet noted (``process/client_session.py``). The next turn goes on with what it had not handed over,
+  or not released (``dispatch.py``).
 
 The time, chance and the store (through the process's client) are arguments, so a simulation drives it as a thread does.
 """
