@@ -7,7 +7,7 @@ instead of megabytes. The head's redelivery count stands at a fixed offset: a me
 decoded and encoded.
 
 **What every version keeps.** A record of a newer version begins with its number, up to :data:`LAST_VERSION`, and its
-head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
+head, key and task id stand where they do here. A lease begins with its number, and with queue and place as here. So an
 older process counts, delays, promotes, releases, moves and deletes a message that it can't read. Where it would have to
 read the message, it keeps it for a newer process (``engine/stored/newer.py``). Whatever an older process would misread
 raises the number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).

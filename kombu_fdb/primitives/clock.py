@@ -1,7 +1,7 @@
 """Time, identifiers and chance as arguments, so that a simulation can supply them.
 
-Two clocks that must not be mixed: :meth:`Clock.wall_ms` returns the time of day and decides only when a delayed message
-becomes due; :meth:`Clock.monotonic` measures this process's own durations and decides whether a session is dead. No
+Two clocks that must not be mixed. :meth:`Clock.wall_ms` returns the time of day and decides only when a delayed message
+becomes due. :meth:`Clock.monotonic` measures this process's own durations and decides whether a session is dead. No
 decision about safety ever compares two machines' clocks.
 """
 

@@ -5,8 +5,9 @@ as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This prote
 screenshots, not from a user who may read the store: a secret without a telling name is not found. A store's own URL is
 masked in ``settings/location.py``.
 
-In a text, the value is all that may belong to it: a quoted string, a bracket or a ``repr`` up to its end, and if that
-was cut off, the rest of the text; for a header that carries credentials, the rest of the line; else the next word.
+In a text, the value is all that may belong to it. That is a quoted string, a bracket or a ``repr`` up to its end, and
+if that was cut off, the rest of the text. For a header that carries credentials it is the rest of the line; else the
+next word.
 """
 
 from __future__ import annotations

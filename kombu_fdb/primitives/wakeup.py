@@ -1,8 +1,8 @@
 """A bell: how one thread lets another, or an event loop, know that there is something to do.
 
-It is a flag with a socket pair behind it, because three kinds of sleepers must be woken in the same way: a thread, a
-``kombu.asynchronous.Hub`` that watches file descriptors, and a greenlet, whose locks must not be touched from the
-native threads in which stores report changes.
+It is a flag with a socket pair behind it, because three kinds of sleepers must be woken in the same way. They are a
+thread, a ``kombu.asynchronous.Hub`` that watches file descriptors, and a greenlet, whose locks must not be touched from
+the native threads in which stores report changes.
 
 Protocol of the sleeper: ``clear``, look whether there is work, and only if there is none ``wait``. Protocol of the
 others: make the work visible, then ``ring``. A ring between ``clear`` and ``wait`` ends the wait at once, so nothing is

@@ -7,7 +7,7 @@ steps of their own (``duty_cycle.py``).
 A claim is *under way* from before its transaction begins until its messages are known, and are in the list that its
 owner gave it when it began. From then on the owner answers for them (``transport/consuming/dispatch.py``,
 ``api/consumer.py``). A claim that ends in between (the answer was lost, the commit may still succeed, an exception came
-out of a signal handler at any line) is *suspect*, and empties that list: the duties thread, or the next claim, makes
+out of a signal handler at any line) is *suspect*, and empties that list. The duties thread, or the next claim, makes
 sure that it holds nothing and never will (``Sessions.recover``). Nothing here takes a lock, so no exception can leave
 one behind; single operations of dictionaries and sets are atomic.
 
@@ -16,7 +16,7 @@ it leased. A consumer that ends gives up the claims that are under way for it. W
 released before another consumer becomes active (``single.py``).
 
 A demand in a line of rivals (``line_member.py``) is under way like a claim, from its join until its owner has collected
-what it was granted, or has left; each look of the owner shows that it still is. If the owner stops looking (after an
+what it was granted, or has left. Each look of the owner shows that it still is. If the owner stops looking (after an
 exception, or with its thread), the demand becomes suspect, like a claim that lasts too long, and so ends.
 """
 

@@ -7,7 +7,8 @@ A *subject* is what a step is about: a queue, a session, or "" for a duty that h
 that a slow or hopeless one delays none of the others. A step that fails for a reason of its own is *set aside*
 (:class:`Guard`): reported, shown in the store (``quarantine.py``), and not tried again for :data:`ASIDE_PAUSE_S`. A
 store that does not answer is no such reason: the caller gets that error. A full disk that refuses a step because of
-what it adds is one, as other steps may add nothing; it is not shown in the store, as that would add to it as well.
+what it adds is one, as other steps may add nothing. That failure is not shown in the store, as a row there would add to
+it as well.
 
 Each duty says which subjects there are, the step of each, and the pause. Most are rows of a table (:func:`routines`);
 the others, which remember more, have functions of their own. Every process sweeps, and regains what was kept for its

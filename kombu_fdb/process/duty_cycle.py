@@ -4,8 +4,8 @@ Model. What a consumer process does besides consuming, as steps without the thre
 :meth:`DutyCycle.beat` in one thread, :meth:`DutyCycle.serve` in another, so that a long sweep never delays a beat. In a
 *beat* the session shows that it lives, and reads what the duties need: its neighbours in the ring, the promoter's
 record, and whether messages are kept for a newer version. So an idle process makes one transaction, not one for the
-heartbeat and one for each duty. A session that was fenced is lost. In a *turn* of the duties, an alarm is set that
-rings for each message delayed from then on; claims of unknown outcome are recovered; the duties have one round; and the
+heartbeat and one for each duty. A session that was fenced is lost. A *turn* of the duties sets an alarm that rings for
+each message delayed from then on, and recovers claims of unknown outcome. Then the duties have one round, and the
 client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its thread
 repeats it after a pause.
 
@@ -21,16 +21,16 @@ Who does what. Every process sweeps its neighbours in the ring; if several want 
 by a conflict. Every process regains what older ones kept for its version, as the promoter may be an older one. One
 process does everything else. It holds the role ``promoter`` and renews its record every second round; another process
 takes the role when it has seen the record unchanged for :data:`ROLE_TTL_S`, or when the holder has left it. Processes
-that observe the holder in the ring look at the record each second, and so do those that saw it unchanged; all others
+that observe the holder in the ring look at the record each second, and so do those that saw it unchanged. All others
 read it with their beats, and look each :data:`ROLE_TTL_S` if their beats come less often. Two holders at once are
 harmless: their transactions conflict.
 
 The ring says which session observes which, so that a dead one is found although not all observe all. Each process
-observes the sessions that follow its own in the order of their ids, which are random: as many as it takes to see
-:data:`LIVING` of them alive, and twice as many after each look that saw fewer. So that many living sessions observe a
-dead one, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a session
-is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one of n
-survives, within its time to live and ``log2(n / LIVING) + 2`` sweeps.
+observes the sessions that follow its own in the order of their ids, which are random. It observes as many as it takes
+to see :data:`LIVING` of them alive, and twice as many after each look that saw fewer. So that many living sessions
+observe a dead one, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON:
+a session is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together. If only
+one of n survives, it takes its time to live and ``log2(n / LIVING) + 2`` sweeps.
 
 A process that can't beat, because one of its tasks lets nothing else run, is not dead. Guarantee: NOT-TWICE. The
 heartbeat comes from a thread, and a task can keep that thread from running for as long as it likes: C code that does
@@ -54,11 +54,11 @@ of its looks includes a write of the kind of a beat.
 
 What happens at each failure:
 
-* a step fails for a reason of its own (a row that can't be read, a message that fits into no transaction): it is halved
+* a step fails for a reason of its own (a row that can't be read, a message that fits into no transaction). It is halved
   down to that one message, and that is set aside (``duties.py``): reported once, shown by the doctor, tried again
   later. The duty goes on with the next message, session or queue, and the round with the next duty.
-* the store does not answer, or a duty runs into a deadline: the round ends with that error, nothing has changed, and
-  the next round begins after that duty, so that a duty that always takes too long keeps no other from its turn.
+* the store does not answer, or a duty runs into a deadline: the round ends with that error, and nothing has changed.
+  The next round begins after that duty, so a duty that always takes too long keeps no other from its turn.
 * the process dies: another one takes the role after :data:`ROLE_TTL_S`, and begins without memory. Nothing depends on
   that: a duty only remembers where it stopped.
 

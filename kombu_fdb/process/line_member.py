@@ -16,7 +16,7 @@ wants to be called again, and rings when a watch has fired.
 
 What happens at each failure: waiting consumers also look without being woken: the one right behind the first at least
 twice a second. It is woken when it gets that place. A consumer that twice sees the same consumer first, with work both
-times and its patience over in between, evicts that consumer and looks again; the consumers of one connection share what
+times and its patience over in between, evicts that consumer and looks again. The consumers of one connection share what
 they have seen. If the first two consumers are dead, the third one does so. A consumer that was evicted, or whose claim
 was given up (``client_session.py``), finds that out at its next look and joins anew. An owner that ends leaves the
 line, or abandons its demand, which the duties thread then ends.

@@ -69,9 +69,8 @@ class TimesToRun:
             due = monotonic() + ttr_s
             self.timers[lease] = _Timer(due, started, gone)
             heapq.heappush(self._order, (due, next(self._numbers), lease))
-            if (
-                len(self._order) > 2 * len(self.timers) + MOST_STOPPED
-            ):  # otherwise short jobs with long times would fill the memory
+            # Otherwise short jobs with long times would fill the memory.
+            if len(self._order) > 2 * len(self.timers) + MOST_STOPPED:
                 self._order = [each for each in self._order if self._is_running(each)]
                 heapq.heapify(self._order)
             if self._thread is None or not self._thread.is_alive():  # or it was interrupted before it began

@@ -10,7 +10,7 @@ Patterns. Which routing keys a binding matches (https://www.rabbitmq.com/tutoria
 Tables. A process caches each exchange with its bindings, under the exchange's epoch: a key that every change of that
 exchange sets to its versionstamp. A publish to a named exchange reads the epoch in its transaction, as a conflict, and
 reloads the exchange if the epoch has changed. So a binding applies exactly from the commit that makes it to the one
-that removes it: a client that binds its reply queue and then sends its request gets every answer, and no message comes
+that removes it. A client that binds its reply queue and then sends its request gets every answer, and no message comes
 to a queue that was deleted before it. A burst of short-lived reply queues reloads only their own exchange.
 
 Bindings are matched once for each routing key, before the transaction (:meth:`RoutingTables.prepare`) and with the

@@ -25,11 +25,11 @@ not a number or a date, or is out of range (``ranges.py``), raises ``InvalidArgu
 publisher can have meant neither "at once" nor "never".
 
 In a delivered message, ``x-delay`` and ``DelaySeconds`` among the headers are negative, as from RabbitMQ's plugin: the
-delay is over, and a message that is published again with these headers, such as a Celery retry, is not delayed again.
+delay is over. A message that is published again with these headers, such as a Celery retry, is not delayed again.
 
 A task's ``expires`` is not a TTL. A caller that waits for the result, and a chord that the task is part of, must learn
-that the task did not run, and only a worker can report that: it stores ``REVOKED`` when it receives the task too late.
-So the message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
+that the task did not run. Only a worker can report that: it stores ``REVOKED`` when it receives the task too late. So
+the message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
 ``expires``.
 
 *Checks.* The values that RabbitMQ's client refuses are refused here, too: a property of the wrong type, a whole number

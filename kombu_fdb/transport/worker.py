@@ -14,9 +14,9 @@ child.
 
 So the methods that Celery calls there are wrapped, once for each class of requests (Celery makes one for each task):
 after an exception the message is released as an attempt, as in ``poison.py``. Connection errors pass through, and so do
-errors after the message was settled. A task that is over does not run again because of an error after its end, which
-may come from its own ``on_failure``, or from Celery, which re-raises a task's ``MemoryError``: its message is settled
-like that of a failed task. A task is over once its result is stored, or if it stores none.
+errors after the message was settled. A task that is over does not run again because of an error after its end: its
+message is settled like that of a failed task. Such an error may come from the task's own ``on_failure``, or from
+Celery, which re-raises a task's ``MemoryError``. A task is over once its result is stored, or if it stores none.
 
 In a pool of threads or greenlets, an exception from Celery's task tracer is lost; the tracer raises when it can store
 neither the result nor the failure. There the request's ``on_failure`` is called, as prefork's parent process calls it.

@@ -1,4 +1,4 @@
-"""Dead letters: what happens to a message that will not be delivered again.
+"""Bury: what happens to a message that will not be delivered again; it becomes a dead letter, or is gone.
 
 The transaction that takes a message out of its queue moves it to the queue's dead-letter exchange
 (``x-dead-letter-exchange``, ``x-dead-letter-routing-key``). Where none is set, the message goes to ``<queue>.dead``,

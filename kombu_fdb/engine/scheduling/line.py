@@ -34,9 +34,10 @@ to fifty idle consumers, four wake up: the first of the line, which alone watche
 
 What happens at each failure:
 
-* The first one dies, or is frozen: those behind it look after a while, see the same consumer first and work waiting,
-  look once more when their patience is over, and evict it (``process/line_member.py``). If it was only slow, it finds
-  that its demand has ended, and joins again; if it serves meanwhile, one of the two transactions conflicts.
+* The first one dies, or is frozen. Those behind it look after a while, and see the same consumer first and work
+  waiting. They look once more when their patience is over, and evict it (``process/line_member.py``). If it was only
+  slow, it finds that its demand has ended, and joins again; if it serves meanwhile, one of the two transactions
+  conflicts.
 * A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They are released with
   the others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
 * The answer to a join, or to a grant, is lost: ``Sessions.recover`` seals the session, with which every join and every

@@ -13,7 +13,7 @@ What happens at each failure. If the active process dies, the end of its session
 live and one sweep. If it is frozen instead and wakes up, its session is gone, and so its claims fail. If the sweeper
 dies in between, the next one goes on, as the session's beat is cleared only after the record is free (``release.py``).
 If the consumer ends while one of its claims is under way, or has an unknown outcome, what the claim has leased is
-released before the record becomes free, and no such claim commits afterwards (``process/client_session.py``). If the
+released before the record becomes free. No such claim commits afterwards (``process/client_session.py``). If the
 consumer ends in a session that was fenced, that session's end frees the record. No clock is involved. Guarantee
 ONE-ACTIVE.
 

@@ -6,8 +6,8 @@ such a message, it neither delivers nor buries it: the message is *kept*.
 
 Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease, as it was.
 
-* in its place -> kept: an old process meets it in a claim, or finds its lease in a dead session; or it would bury it,
-  because it is over its delivery limit or must give way to others. One transaction moves it out of its place
+* in its place -> kept: an old process meets it in a claim, or finds its lease in a dead session. Or the process would
+  bury it, because it is over its delivery limit or must give way to others. One transaction moves it out of its place
   (ONE-PLACE).
 * kept -> in its place: any process that knows the version returns it (``release.py``); two processes that try conflict
   on the row.

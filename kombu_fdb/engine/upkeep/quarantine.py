@@ -86,11 +86,8 @@ def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
 
     Does nothing if the queue has messages, or an operator's settings. A publish to it sets the bell.
     """
-    if work.tr.get_many([work.keys.bell(queue), work.keys.queue(queue), work.keys.control(queue)]) != [
-        bell,
-        None,
-        None,
-    ]:
+    found = work.tr.get_many([work.keys.bell(queue), work.keys.queue(queue), work.keys.control(queue)])
+    if found != [bell, None, None]:
         return False
     ranges = [
         work.keys.counts(queue),
@@ -108,10 +105,8 @@ def clear_exchange(work: Work, exchange: str, epoch: bytes) -> bool:
 
     A cache from before the deletion has another epoch, and one from after it knows no binding: neither becomes wrong.
     """
-    if exchange in PREDECLARED or work.tr.get_many([work.keys.epoch(exchange), work.keys.exchange(exchange)]) != [
-        epoch,
-        None,
-    ]:
+    found = work.tr.get_many([work.keys.epoch(exchange), work.keys.exchange(exchange)])
+    if exchange in PREDECLARED or found != [epoch, None]:
         return False
     if work.tr.get_range(*work.keys.bindings(exchange), limit=1):
         return False

@@ -1,8 +1,8 @@
 """The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
 
 Model of a transaction. A writing one *notes* what it changes. Each key is noted in one of three places, depending on
-the last change: as a *row*, its new value, or None if it is cleared; as a *sum*, to be added to the stored value; or as
-a *stamp*, a value that the versionstamp completes. Keys that the versionstamp completes are not known yet, so they are
+the last change. A *row* is its new value, or None if it is cleared; a *sum* is to be added to the stored value; a
+*stamp* is a value that the versionstamp completes. Keys that the versionstamp completes are not known yet, so they are
 in a list. All of this is *written* at the commit, or before a read that might have to see it, by few statements, each
 prepared once. So a row that changes twice is written once, and a transaction that only writes needs the right to write
 only when it commits.

@@ -11,7 +11,7 @@ too, so neither bound is exceeded.
 
 A consumer without acks has room as if nothing bounded it (in AMQP, the prefetch does not apply to it). For it, and for
 a channel without a prefetch, as many messages are claimed *ahead* as it handles in :data:`AHEAD_S` at the pace of the
-last one, and no more than the window: the queue's other consumers can't reach messages in a slow consumer's inbox.
+last one, and no more than the window. The queue's other consumers can't reach messages in a slow consumer's inbox.
 
 Round trips are grouped. With a prefetch, a claim is made when at least half of it is free, or when a free place has
 waited as long as acks are grouped (``ack_delay_ms``) since its ack; so at once for a message that comes later. A free

@@ -1,11 +1,11 @@
 """An event loop (``kombu.asynchronous.Hub``) that serves a connection: it delivers and, on SQLite, takes turns.
 
 Model. Celery's worker registers its connection with its loop, which watches the bell *arrived*. On a store whose
-writers take turns, unless threads are greenlets, the loop also takes the turns of the fetcher that are *due*: a watch
-has fired, or acks or free places are enough for a claim or have waited long enough (a timer of the loop's). So no
-message passes from one thread to another. ``WatchSet.ask`` notes that a turn is due, and rings *arrived*. The turn
-after a claim, which watches the queues that the claim has emptied, comes :data:`ROUNDS_AFTER_CLAIM` rounds later. No
-turn follows a claim that has emptied none and has used all the room.
+writers take turns, unless threads are greenlets, the loop also takes the turns of the fetcher that are *due*. A turn is
+due when a watch has fired, or acks or free places are enough for a claim or have waited long enough (a timer of the
+loop's). So no message passes from one thread to another. ``WatchSet.ask`` notes that a turn is due, and rings
+*arrived*. The turn after a claim, which watches the queues that the claim has emptied, comes :data:`ROUNDS_AFTER_CLAIM`
+rounds later. No turn follows a claim that has emptied none and has used all the room.
 
 The receiver's thread (``receiver.py``) does the rest. Beside a loop that takes turns it rests. If the loop takes none
 for a moment, the thread looks: if nothing is due, it sleeps until something is. If a turn is due, the loop has ended,

@@ -1,6 +1,6 @@
 """The receiver: which thread takes the turns of a connection's fetcher (``fetcher.py``), and how callbacks are called.
 
-Model. One thread at a time takes a turn of the fetcher's, with a lock; between two turns it sleeps, without the lock,
+Model. One thread at a time takes a turn of the fetcher's, with a lock. Between two turns it sleeps, without the lock,
 for as long as the turn said, or until the fetcher's bell rings. It is
 
 * a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
@@ -13,9 +13,8 @@ The thread is in one of three states. It *works*: it takes turns, and sleeps bet
 sends it to *rest*, for as long as that drain waits, and for a moment longer, as the next drain usually follows soon. If
 none does, because a callback runs for long, the thread works again, so acks are settled and messages claimed meanwhile.
 While drains follow each other, it is not woken for each: it *naps*, checks whether a drain has come, and naps for
-longer; and a drain that finds acks that have waited for long takes a turn before it delivers
-(:meth:`Receiver.catch_up`). Or the thread has *ended*, because :meth:`Receiver.stop` or :meth:`Receiver.abandon` told
-it to.
+longer. A drain that finds acks that have waited for long takes a turn before it delivers (:meth:`Receiver.catch_up`).
+Or the thread has *ended*, because :meth:`Receiver.stop` or :meth:`Receiver.abandon` told it to.
 
 Two drains, or a drain and the thread, may sleep on one bell. They wake together, and one of them has the next turn.
 
