@@ -168,20 +168,27 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
     """
     most = LETTERS_PER_TRANSACTION if walk.has_conditions else min(limit + 1, LETTERS_PER_TRANSACTION)
     rows, following = _rows(work, walk.dead, cursor, most)
-    found: list[Letter] = []
+    found, read = list[Letter](), list[Letter]()
     size = 0
     for key, value in rows:
-        if size > BYTES_PER_TRANSACTION or len(found) == limit:
-            return found, key
+        if size > BYTES_PER_TRANSACTION or len(found) + len(read) == limit:
+            found, read = found + _matching(work, walk, read), []
+            if size > BYTES_PER_TRANSACTION or len(found) == limit:
+                return found, key
         size += len(value)
         record = read_or(None, Record.decode, value)
         if parts.came_by(walk.last, key) and walk.matches(record):
-            if walk.looks_into_payloads:
-                size += record.size if record is not None else 0
-                if not walk.matches_payload(browse.look(work, walk.dead, (key, value))):
-                    continue
-            found.append((Message(walk.dead, key, value), record))
-    return found, following
+            size += record.size if record is not None and walk.looks_into_payloads else 0
+            read.append((Message(walk.dead, key, value), record))
+    return found + _matching(work, walk, read), following
+
+
+def _matching(work: Work, walk: LetterWalk, letters: Sequence[Letter]) -> list[Letter]:
+    """Those whose payloads match, too. All payloads are read in one round trip."""
+    if not walk.looks_into_payloads:
+        return list(letters)
+    looked_at = browse.look_all(work, [(walk.dead, (message.place, message.value)) for message, _ in letters])
+    return [letter for letter, each in zip(letters, looked_at, strict=True) if walk.matches_payload(each)]
 
 
 def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:

@@ -160,6 +160,15 @@ def test_replay(bench: Bench, counted: CountingDatabase) -> None:
     assert paid.round_trips == 4
 
 
+def test_letters_are_looked_into_in_one_round_trip(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(*(b"%d" % number + b"x" * 5000 for number in range(8)))
+    bench.engine.messages.reject([delivery.lease for delivery in bench.take()])
+    letters = bench.engine.dead_letters
+    walk = letters.walk("q.dead", where=lambda letter: letter.payload[:1] in b"246")
+    paid = cost(counted, lambda: letters.look(walk, b"", 200))
+    assert (paid.round_trips, paid.point_reads) == (4, 8 + 3)  # version; letters; their payloads; those of the matches
+
+
 def test_heartbeat(bench: Bench, counted: CountingDatabase) -> None:
     """What it sees of others comes in the round trip that it needs anyway."""
     paid = cost(counted, lambda: bench.engine.sessions.beat(bench.session))
