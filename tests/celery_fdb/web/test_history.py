@@ -176,8 +176,8 @@ def test_a_run_that_waits_for_its_retry_is_run_now_on_its_page(
 
 
 def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:
+    root = run("g0", "shop.start", followers=(("b0", "shop.bind"),))  # made first, so that it ends first
     header = [run(f"h{number}", "shop.render", group="g", root="g0") for number in range(2)]
-    root = run("g0", "shop.start", followers=(("b0", "shop.bind"),))
     keep(root, *header, run("b0", "shop.bind", state=FAILURE, root="g0", parent="g0", error="torn"))
     page = viewer.see("/workflow", id="h0")
     for text in ("shop.start", "shop.render", "shop.bind", "group", "torn"):
