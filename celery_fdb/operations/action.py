@@ -19,9 +19,10 @@ whichever is first, but not before one part is done. Its outcome then has a mark
 are done, and where the next part begins. The same request with this mark goes on. An action on selected messages says
 how many of them it did not reach in time. A failure of a later part does not undo earlier parts.
 
-The audit has an entry for each action, begun before it and completed after it, however it ends. So nothing is done
-without an entry. One that was begun and never completed means that the process died in between. The caller decides
-where entries are stored: the Django admin writes its own log, other callers may write a program's.
+The audit has an entry for each action of a page, begun before it and completed after it, however it ends. So no page
+does anything without an entry. One that was begun and never completed means that the process died in between. The
+caller decides where entries are stored: the Django admin writes its own log, other pages may write a program's. A
+command is run by a user of the machine, and has none.
 """
 
 from __future__ import annotations

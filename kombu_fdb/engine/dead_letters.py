@@ -1,9 +1,9 @@
 """Dead letters: found in parts, replayed or discarded, and trimmed.
 
 A walk looks through a queue of dead letters for those that match. Such a queue is ``<queue>.dead``, or any queue to
-which a dead-letter exchange leads; ``messages/bury.py`` says how a message gets there. It is walked from its first key
-to its last, in transactions of bounded size, by a cursor that the caller holds. A caller that is killed between two
-parts loses only the cursor, and the next call begins at the front.
+which a dead-letter exchange leads; ``messages/bury.py`` says how a message gets there. The walk runs from the first key
+to the last in transactions of bounded size, and the caller has the cursor. A caller that is killed between two parts
+loses only the cursor, and the next call begins at the front.
 
 A walk ends at the stamp of the last message that was there when it began. A letter that dies meanwhile has a later
 stamp and is not seen. So a walk ends even over a queue that grows as fast as it is walked; and a letter that is
@@ -19,13 +19,13 @@ States of a letter: *dead*, then *back* or *gone*. Each part of a replay or a di
 never both and never neither, and the counts are those of the letters moved. What happens at each failure:
 
 * the caller dies between two parts: what was moved is moved, the rest is dead; the next call begins at the front.
-* the commit's answer is lost: the transaction is found to have happened or is done again (``store/retry.py``).
-* another consumer or operator takes, replays or discards the same letter: one of the two gets it, the other starts its
-  part again.
+* the commit's answer is lost: the retry finds that it committed, or runs it again (``store/retry.py``).
+* another consumer or operator takes, replays or discards the same letter: one of the two gets it, the other retries
+  its part.
 * the queue to which it should return has been deleted: ``QueueNotFound``, and nothing of the part was moved.
 
-Trim deletes, in parts, expired letters of ``<queue>.dead`` and the oldest beyond its length. The duties trim now and
-then. A burial does not trim, and so never conflicts.
+Trim deletes, in parts, expired letters of ``<queue>.dead`` and the oldest beyond its length. The duties trim
+periodically. A burial does not trim, and so never conflicts.
 """
 
 from __future__ import annotations

@@ -171,13 +171,14 @@ def parse_url(url: str) -> UrlParts:
     return UrlParts(scheme, hostname, port, userid, password, virtual_host)
 
 
-#: ``id@`` or ``password@`` in any quoted text: what stands between a colon and an at sign.
-_SECRET = re.compile(r"(?<=:)[^:@/\s]+(?=@)")
+#: ``id@`` or ``password@`` in any quoted text: what stands between a colon and an at sign. In a URL that begins so, a
+#: secret ends at the last at sign, as it may hold any other character.
+_SECRET = re.compile(r"(?<=://)([^:@/\s]*:)\S+(?=@)|(?<=:)[^@/\s]+(?=@)")
 
 
 def masked_url(text: str) -> str:
     """Without secrets, for messages and ``repr``: a cluster's id is as good as a password, wherever it stands."""
-    return _SECRET.sub("**", text)
+    return _SECRET.sub(r"\1**", text)
 
 
 def locate(parts: UrlParts, options: Options, environ: Mapping[str, str] | None = None) -> Location:

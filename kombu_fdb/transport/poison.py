@@ -1,16 +1,16 @@
 """Messages that a consumer can't handle must not end a Celery worker. Guarantee: POISON-ENDS.
 
-Model. The program that drains gets an exception that comes out of a consumer's callback, as always in kombu. On a
+Model. As usual in kombu, an exception from a consumer's callback propagates to the program that drains. On a
 Celery worker's own connection nothing catches it: it ends the worker, then the next worker that gets the message, and
 so all workers in turn. A connection is the worker's once the worker consumes tasks or remote control on it, which shows
 in its consumers' callbacks; any other connection of the process, such as one that a task opens, is the program's.
 
-Celery's consumer does not check headers and bodies (an ``id`` that is an object, a body that is no list of three, an
+Celery's consumer does not check headers and bodies (an ``id`` that is an object, a body that is not a list of three, an
 event that is no object), so one message is enough. So on a worker's connection, and only there, the message is released
 as an attempt, with a delay: a second at first, then twice as long each time, up to a minute. The cause may pass; and a
-message that no worker can handle keeps no worker busy and fills no log: the traceback is logged at its first attempt
-only. When the message reaches its delivery limit, its dead letter shows the error. A message without acks, such as a
-broadcast, is logged and gone.
+message that no worker can handle never ties up a worker or floods the log: the traceback is logged at its first
+attempt only. When the message reaches its delivery limit, its dead letter shows the error. A message without acks, such
+as a broadcast, is logged and gone.
 
 A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``): some of them are used
 only later, when a process, a thread or a greenlet is free. If they are wrong, the message is dead-lettered at once.

@@ -11,7 +11,7 @@ its own (one per claim, never the publisher's), and then it is exactly one of
   hangs gets no other message in its place;
 * released with everything else the channel holds when it closes. It counts as an attempt if one was made: the callback
   raised, or the worker's pool had begun with the task. Then it comes back as redelivered;
-* orphaned: the connection failed, and the channel is gone, but the message may still be worked on. The channel keeps
+* orphaned: the connection failed, and the channel is gone, but the message may still be in progress. The channel keeps
   the client it first consumed with, and the lease belongs to the process's session, not to the connection, so it stays
   valid: a late ack through the old ``Message`` succeeds. A message without references will never be settled, and its
   finalizer releases it.
@@ -266,7 +266,7 @@ class QoS(virtual.QoS):
             raise
 
     def orphan(self) -> None:
-        """The connection is lost. Keep what is still worked on; release what can't be settled any more."""
+        """The connection is lost. Keep what is still in progress; release what can't be settled any more."""
         unreferenced = []
         self._held.drop_late()
         for tag, lease in list(self._held.leases.items()):

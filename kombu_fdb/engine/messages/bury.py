@@ -18,9 +18,9 @@ A message of a newer version is not buried, because its history can't be read: i
 If a full disk has no room for the death record of a message that a claim meets, the message *rests*: it is delayed for
 :data:`REST_MS`, and the claim goes on after it. Any other burial is refused, and tried again.
 
-Three exceptions keep the set of messages finite. A message that goes in a circle of queues, without being rejected in
-any of them, is dropped when it would enter a queue for the second time, as in RabbitMQ. A message that dies of expiry
-is dropped unless a dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
+Three exceptions keep the set of messages finite. A message that cycles between queues, without being rejected in any of
+them, is dropped before it re-enters one, as in RabbitMQ. A message that expires is dropped unless a dead-letter
+exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
 """
 
 from __future__ import annotations

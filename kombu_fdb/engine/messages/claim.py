@@ -1,9 +1,9 @@
 """Claim: move ready messages under leases, in one transaction; for one consumer, or for a line of them.
 
-A claim chooses messages (:func:`choose`), takes their rows out of the ready ranges (:func:`take_rows`), and leases each
-one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes. It conflicts with a claim
-of the same message, and with a transaction that returns a message between those taken (``parts.py``), but not with a
-publish. It reads the session's record serializably, so it can't commit once the sweep has ended its session.
+A claim chooses messages (:func:`choose_rows`), takes their rows out of the ready ranges (:func:`take_rows`), and leases
+each one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes. It conflicts with a
+claim of the same message, and with a transaction that returns a message between those taken (``parts.py``), but not
+with a publish. It reads the session's record serializably, so it can't commit once the sweep has ended its session.
 Guarantees: ONE-PLACE (one commit clears the ready key and writes the lease), ONE-OWNER.
 
 A window is bounded in bytes as well (``window.py``), so a claim of large messages takes fewer of them. All their
@@ -12,7 +12,7 @@ payloads are read in one round trip.
 Some messages are found and not delivered. An expired one is dropped or dead-lettered; an unreadable record and a
 message whose payload is gone are dead-lettered as malformed (POISON-ENDS). A newer version's message is kept for it
 (``newer.py``). They use up the window, so a claim that returns less than ``limit`` does not mean that the queue is
-empty; ``arm`` says whether it is.
+empty; ``arm`` says whether it is (``watch.py``).
 
 Join: a consumer waits in the line of the consumers of the same queues (``scheduling/line.py``), and settles what it has
 finished. A join conflicts with what ends the session, with transactions that settle the same leases, and with a change
@@ -24,8 +24,8 @@ not full, the server first. So the messages of one commit have the order that a 
 however many consumers there are.
 
 A queue with a single active consumer has no line, as a service could serve that consumer only. Where it was declared
-with ``x-single-active-consumer`` while consumers stood in its line, each of them leaves when it has come to the front,
-and claims for itself.
+with ``x-single-active-consumer`` while consumers stood in its line, each leaves on reaching the front, and claims for
+itself.
 
 A service is bounded in messages and bytes: a demand that does not fit stays in the line. So does a demand that gets
 nothing because there are too few messages; the first such demand is then the first of the line. The server opens only

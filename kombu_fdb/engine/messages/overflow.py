@@ -3,13 +3,13 @@
 ``x-max-length`` bounds the ready messages, ``x-max-length-bytes`` the bytes of their payloads: body, headers and
 properties as they are stored. With both, the queue is full when either says so.
 
-``x-overflow`` says what gives way:
+``x-overflow`` decides what gives way:
 
 * ``drop-head`` (the default): the oldest of the least urgent messages of the key with the most ready messages, which is
   dead-lettered as ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those
   of one more key, so a queue without keys loses the oldest of its least urgent messages. :data:`MOST_KEYS` keys are
   compared; among these, no key gives way while another has more messages;
-* ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
+* ``reject-publish``: the publish, which fails with ``CapacityExceeded``; nothing is stored;
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead. Of the messages of one
   transaction, those that fit are stored, in their order.
 
@@ -22,9 +22,9 @@ published at the same time, or by a process that died in between.
 
 The counter is read at snapshot, so with ``reject-publish``, too, concurrent publishers may together exceed it by what
 they publish, as RabbitMQ's do. The messages of one transaction stay together: with ``drop-head`` they are stored even
-if they are more than the queue may hold, and give way to the next. A queue that a new argument has made far too long
-shrinks by :data:`MOST_LEAVING` at each publish. Delayed messages need no room. They enter a full queue when they are
-due, and so do dead letters; the duties make room for those afterwards. A queue without these arguments pays nothing.
+if they are more than the queue may hold, and give way to the next. If a new argument leaves a queue far too long, each
+publish removes up to :data:`MOST_LEAVING`. Delayed messages do not count. They enter a full queue when they are due,
+and so do dead letters; the duties make room for those afterwards. A queue without these arguments pays nothing.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ lease, and has read (as a conflict) that there are no limits, rings no bell.
 Rates. Each key with a rate has one token bucket in the store (https://en.wikipedia.org/wiki/Token_bucket), kept by
 clocks that may be wrong. ``("bucket", queue, key)`` says how many tokens there were, and up to which moment they are
 accounted for. A claim adds what has come since, takes one token for each message, and moves the moment on. A key
-without the row has a full bucket. How much time has passed is measured in two ways; the longer one counts:
+without the row has a full bucket. How much time has passed is measured in two ways, and the longer time counts:
 
 * by the consumer's wall clock, if that is past the moment. The moment never goes back, so the refills of all consumers
   together amount to the time by which the most advanced clock moved on: the true time and, once, the distance between

@@ -47,7 +47,7 @@ What happens at each failure:
 The patience of the waiters is stored in the line as well, in ``("served", line)``: each service writes its own
 estimate, each eviction doubles the last one. So where services take long, no consumer has to learn that by itself.
 
-Safety depends on no clock and no process, only speed does: several consumers that each believe to be the first are
+Safety depends on no clock and no process, only speed does: several consumers that each believe they are first are
 safe, as they conflict. Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
 """
 

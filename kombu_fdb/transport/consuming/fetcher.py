@@ -86,9 +86,8 @@ LINE_FIRST_S = 0.25
 class Claiming:
     """How a fetcher claims: directly, or in a line with rivals; and the acks that go along.
 
-    A turn calls :meth:`stand` before it looks at any queue, and :meth:`choose` and :meth:`claim` when it knows which
-    queues are hungry. In between, :meth:`others` are left alone: the
-    first of their line looks at them.
+    A turn calls :meth:`stand` before it looks at any queue, and :meth:`restrict` and :meth:`claim` when it knows which
+    queues are hungry. In between, :meth:`others` are left alone: the first of their line looks at them.
     """
 
     def __init__(self, client: Client, dispatch: Dispatch, member: LineMember) -> None:

@@ -7,17 +7,18 @@ loop's). So no message passes from one thread to another. ``WatchSet.ask`` notes
 *arrived*. The turn after a claim, which watches the queues that the claim has emptied, comes :data:`ROUNDS_AFTER_CLAIM`
 rounds later. No turn follows a claim that has emptied none and has used all the room.
 
-The receiver's thread (``receiver.py``) does the rest. Beside a loop that takes turns it rests. If the loop takes none
-for a moment, the thread looks: if nothing is due, it sleeps until something is. If a turn is due, the loop has ended,
-or a callback works for long (with the solo pool, the callback is the task), and the thread takes that turn.
+The receiver's thread (``receiver.py``) does everything else, and rests beside a loop that takes turns. If the loop
+takes none for a moment, the thread looks: if nothing is due, it sleeps until something is. If a turn is due, the loop
+has ended, or a callback works for long (with the solo pool, the callback is the task), and the thread takes that turn.
 
 What happens at each failure:
 
 * the store does not answer in a turn, or another process writes: the turn ends after :data:`.receiver.SLOW_S`, and all
-  turns are the thread's for :data:`.receiver.SPARED_S`. So they are where turns of over :data:`.receiver.HELD_UP_S`
-  take more than :data:`.receiver.HELD_UP_SHARE` of the time. If the store has failed, the thread finds out, and the
-  next delivery raises the error out of the loop, on which Celery connects again. So it does after any other error.
-* the loop is reset, or ends without telling: the thread takes the turns. Registered again, the loop does.
+  turns are the thread's for :data:`.receiver.SPARED_S`. The same holds where turns of over
+  :data:`.receiver.HELD_UP_S` take more than :data:`.receiver.HELD_UP_SHARE` of the time. If the store has failed, the
+  thread finds out, and the next delivery raises the error from the loop, on which Celery connects again. Any other
+  error has the same effect.
+* the loop is reset, or ends without telling: the thread takes the turns. Once registered again, the loop takes them.
 * a signal on which Celery shuts down comes in a turn: its handler runs after the turn. What any other handler raises
   ends the turn; the next turn goes on with what that one had in hand.
 """

@@ -1,7 +1,7 @@
 """The receiver: which thread takes the turns of a connection's fetcher (``fetcher.py``), and how callbacks are called.
 
-Model. One thread at a time takes a turn of the fetcher's, with a lock. Between two turns it sleeps, without the lock,
-for as long as the turn said, or until the fetcher's bell rings. It is
+Model. A lock ensures that only one thread at a time runs a turn of the fetcher. Between two turns the thread sleeps,
+without the lock, for as long as the turn said, or until the fetcher's bell rings. It is
 
 * a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
   to deliver claims by itself, as long as it waits. So no message passes from one thread to another.
@@ -9,12 +9,12 @@ for as long as the turn said, or until the fetcher's bell rings. It is
 * the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
   Elsewhere while neither a drain nor a loop does it.
 
-The thread is in one of three states. It *works*: it takes turns, and sleeps between them. A drain that takes a turn
+The thread is in one of four states. It *works*: it takes turns, and sleeps between them. A drain that takes a turn
 sends it to *rest*, for as long as that drain waits, and for a moment longer, as the next drain usually follows soon. If
 none does, because a callback runs for long, the thread works again, so acks are settled and messages claimed meanwhile.
 While drains follow each other, it is not woken for each: it *naps*, checks whether a drain has come, and naps for
-longer. A drain that finds acks that have waited for long takes a turn before it delivers (:meth:`Receiver.catch_up`).
-Or the thread has *ended*, because :meth:`Receiver.stop` or :meth:`Receiver.abandon` told it to.
+longer. A drain that finds acks that have waited a long time takes a turn before it delivers
+(:meth:`Receiver.catch_up`). The thread has *ended* when :meth:`Receiver.stop` or :meth:`Receiver.abandon` told it to.
 
 Two drains, or a drain and the thread, may sleep on one bell. They wake together, and one of them has the next turn.
 
@@ -22,9 +22,9 @@ What happens at each failure:
 
 * the store fails in a turn, or one of the thread's turns raises another error: the fetcher has *failed*. The next drain
   raises the error, and the thread sleeps until the connection is established again (:meth:`Receiver.restart`).
-* an exception out of a signal handler, or one that is not the store's, ends a drain in the middle of a turn: the drain
-  raises it unchanged. The next turn, in any thread, goes on with what that turn had in hand. If the cause persists, a
-  turn of the thread's meets it, too.
+* an exception raised by a signal handler, or one that is not the store's, ends a drain in the middle of a turn: the
+  drain raises it unchanged. The next turn, in any thread, goes on with what that turn had in hand. If the cause
+  persists, the thread's next turn hits it, too.
 * an exception ends the thread (a signal handler's, where threads are greenlets): the fetcher has failed, and
   ``restart`` begins another thread.
 * a drain's turn takes long, as another process holds the write lock: the drain ends late, by at most

@@ -13,6 +13,7 @@ from kombu_fdb.settings.location import (
     default_sqlite_path,
     is_connection_string,
     locate,
+    masked_url,
     parse_url,
 )
 from kombu_fdb.settings.options import Options, parse_options
@@ -241,3 +242,13 @@ def test_a_cluster_id_is_never_shown_however_many_slashes_stand_before_it(url: s
     except OptionError as error:
         shown += [str(error), repr(error), repr(error.attributes)]
     assert not [text for text in shown if "SECRET" in text]
+
+
+@pytest.mark.parametrize("secret", ["s3cret", "pa:s3cret", "pa/s3cret", "s3@cret", ":", "s3:/@cret"])
+def test_a_secret_is_masked_whatever_is_in_it(secret: str) -> None:
+    assert masked_url(f"fdb://shop:{secret}@10.0.0.1:4500/jobs") == "fdb://shop:**@10.0.0.1:4500/jobs"
+
+
+def test_only_secrets_are_masked() -> None:
+    for text in ("fdb+sqlite:////var/a:b/c@d.db", "fdb://10.0.0.1:4500/jobs", "fdb:////etc/fdb.cluster"):
+        assert masked_url(text) == text
