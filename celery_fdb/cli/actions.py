@@ -192,7 +192,7 @@ def asked(invocation: Invocation, name: str, request: Request, *, yes: bool, eve
     request = action.ask(broker, request)
     if everything:
         request = request.asking(request.asked._replace(number=broker.queue(request.queue).count()))
-    if not yes and (request.spots if action.selects else request.asked.number or name == "delete_queue"):
+    if not yes and (request.spots if action.selects else not request.asked.is_about_none or name == "delete_queue"):
         click.confirm(clean(action.question(request)), abort=True, err=True)
         action.check_asked(broker, request)
     return request

@@ -16,7 +16,7 @@ from celery_fdb.cli.actions import asked, do
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, rate, table, yes_option
-from celery_fdb.inspection.filters import REASONS, Filter, group, letters_in
+from celery_fdb.inspection.filters import NONE, REASONS, Filter, group, letters_in
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment
@@ -170,13 +170,14 @@ def replay(
     _check_reason(letters, wanted.reason)
     conditions = wanted.conditions()
     if not (ids or wanted or limit or yes) and _is_terminal():
-        request = asked(invocation, "replay_all", Request(letters.dead_queue), yes=False, everything=True)
+        request = Request(letters.dead_queue, fields={} if to is None else {"to": to})
+        request = asked(invocation, "replay_all", request, yes=False, everything=True)
         # Letters that have died meanwhile stay.
         conditions, limit = messages.conditions(request), request.asked.number
     count = 0
     try:
         with invocation.bar("replay", None) as advance:
-            for each in [{"message_id": spot.message_id} for spot in spots] if ids else [conditions]:
+            for each in [{"message_id": spot.message_id} for spot in spots[:limit]] if ids else [conditions]:
                 count += letters.replay(limit, to=to, rate=rate, progress=advance, **each)
     except QueueNotFound as error:
         fix = "Start a worker that declares it, or name another queue with --to. The dead letters stay where they are."
@@ -211,7 +212,7 @@ def discard(
     request = Request(letters.dead_queue, spots, fields=wanted.fields(), seconds=math.inf)
     name = "discard" if ids else "discard_all"
     request = asked(invocation, name, request, yes=yes, everything=everything)
-    if everything and request.asked.number:  # some may be unreadable, and have no name
+    if everything and not request.asked.is_about_none:  # some may be unreadable, and have no name
         request = request.asking(request.asked._replace(named=None))
     outcome = do(invocation, name, request)
     count = len(spots) - outcome.missed if ids else outcome.number
@@ -221,7 +222,7 @@ def discard(
 def _check_reason(letters: DeadLetters, reason: str) -> None:
     """Refuse a mistyped reason, which would match nothing and look like success. Raises ``Refused``."""
     found = letters.each(**Filter(reason=reason, died=True).conditions())
-    if reason in {"", *REASONS} or next(found, None) is not None:
+    if reason in {"", NONE, *REASONS} or next(found, None) is not None:
         return
     reasons = ", ".join(clean(each) for each in sorted(letters.count(by="reason")) if each)
     fix = f"There are: {reasons}." if reasons else "There are no dead letters."

@@ -167,7 +167,7 @@ class Filter:
 
     def __str__(self) -> str:
         """The filter as a question names it: ``task=shop.pay, error=CardDeclined``; "" if all messages match."""
-        told = self.fields()
+        told = replace(self, died=False).fields() or self.fields()  # dead letters have died, of course
         if "reason" in told:
             told["reason"] = REASONS.get(self.reason, self.reason)
         if self.cause is not None:

@@ -122,6 +122,11 @@ class Asked(NamedTuple):
         """The number for a question, such as "2 dead letters"."""
         return ("at least " if self.named is None else "") + plural(self.number, noun)
 
+    @property
+    def is_about_none(self) -> bool:
+        """Whether there was nothing to ask about. False if a match may be among those that were not looked at."""
+        return self.number == 0 and self.named == frozenset()
+
     def holds(self, message: Peeked) -> bool:
         """Whether the question was about this message."""
         return self.named is None or _fingerprint(message) in self.named
@@ -263,7 +268,7 @@ class Action:
     """An action of the catalogue. ``wording`` is its question.
 
     The question is formatted with ``target``, the ``number`` of selected or matching messages, ``which`` (the filter),
-    and ``told``: a sentence about results.
+    ``to`` (where dead letters go: to the field ``to`` of the request, or home), and ``told``: a sentence about results.
     """
 
     name: str
@@ -309,7 +314,8 @@ class Action:
         told = request.untold or "Their results, if any, become REVOKED."
         which = f" that match {request.filter}" if request.filter else ""
         doubt = request.fields.get(ASKED_FIELD, "") if self.doubt is not None else ""
-        return f"{self.wording.format(target=request, number=number, told=told, which=which)} {doubt}".rstrip()
+        to = f"all to {request.fields['to']}" if "to" in request.fields else "each to the queue it died in"
+        return f"{self.wording.format(target=request, number=number, told=told, which=which, to=to)} {doubt}".rstrip()
 
     def noun(self, request: Request) -> str:
         """The noun for the messages of an action on many. Raises ``InvalidArgument``."""

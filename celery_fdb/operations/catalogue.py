@@ -73,7 +73,7 @@ _ON_QUEUES = (
 _REPLAY_ALL = Action(
     "replay_all",
     "Replay all",
-    "Replay {number} of {target}{which}, each to the queue it died in?",
+    "Replay {number} of {target}{which}, {to}?",
     messages.replay_all,
     by_filter=True,
 )

@@ -121,7 +121,7 @@ class LetterWalk:
 
 def is_class(found: object, wanted: str) -> bool:
     """Whether the class of an exception is the wanted one, which may be given without its module."""
-    return isinstance(found, str) and (found == wanted or found.endswith(f".{wanted}"))
+    return isinstance(found, str) and (found == wanted or (wanted != "" and found.endswith(f".{wanted}")))
 
 
 def task_of(letter: Peeked) -> str:

@@ -208,6 +208,31 @@ def test_a_dead_letter_that_comes_where_there_was_none_to_ask_about_stays(run, b
     assert jobs.dead_letters.count().total() == 1
 
 
+def test_a_person_is_asked_about_matches_behind_those_that_were_looked_at(run, app, broker, monkeypatch):
+    for name in ("often", "often", "rare"):
+        app.send_task(name)
+        bury(broker)
+    monkeypatch.setattr("celery_fdb.operations.action.MOST_LOOKED_AT", 2)
+    refused = run("dead", "discard", "celery", "--task", "rare", given="n\n")
+    assert refused.err.startswith("Delete at least 0 dead letters of celery.dead that match task=rare for good?")
+    assert broker.queue("celery.dead").count() == 3
+    assert run("dead", "discard", "celery", "--task", "rare", "--json", given="y\n").json["discarded"] == 1
+
+
+def test_the_question_names_the_conditions_that_were_given(run, app, broker, meanwhile):
+    app.send_task("shop.pay")
+    bury(broker)
+    questions = meanwhile(lambda: None)
+    run("dead", "discard", "celery", "--reason", "rejected")
+    assert questions == ["Delete 1 dead letter of celery.dead that match reason=failed or rejected for good?"]
+
+
+def test_a_dead_letter_with_an_error_of_any_name_is_not_among_those_with_none(run, app, broker):
+    app.send_task("shop.pay")
+    bury(broker, error_class="odd.")
+    assert run("dead", "list", "celery", "--error", "-", "--json").json == []
+
+
 def test_a_dead_letter_that_moves_while_a_person_is_asked_is_left_alone(run, app, broker, meanwhile):
     for name in ("stays", "goes"):
         app.send_task("shop.pay", task_id=name)

@@ -98,7 +98,7 @@ def test_pages_hold_each_dead_letter_that_matches_once(
         assert [each.message.message_id for each in found] == (expected[::-1] if reverse else expected), wanted
 
 
-@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+@pytest.mark.parametrize("wanted", FILTERS, ids=repr)
 def test_what_is_shown_is_what_is_replayed(broker: Broker, wanted: Filter) -> None:
     """The filter's predicate, and the conditions that the queue is given for an action, are the same."""
     bury(broker, 30, random.Random(7))
