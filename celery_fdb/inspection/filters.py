@@ -41,13 +41,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_fdb.inspection.message import error_line, reason_of
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment, read
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.dead_letters import error_of, is_class, task_names_of, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError
@@ -210,16 +209,24 @@ class Filter:
         at_ms = message.deaths[0].time_ms if message.deaths else message.published_ms
         return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> dict[str, Any]:
         """The filter as conditions of ``DeadLetters``. What the engine can check itself needs no payloads read."""
         reason = self.reason if self.reason != NONE else ""
-        error = self.error if self.error != NONE and self.died else ""  # of a death, not of the last attempt
-        rest = replace(self, key=None, home="")
-        if reason:
-            rest = replace(rest, reason="", died=False)
-        if error:
-            rest = replace(rest, error="", died=False)
-        checked = Conditions(key=self.key, queue=self.home or None, reason=reason or None, error=error or None)
+        of_death = self if self.died else Filter()  # else the error may be an attempt's, the moment that of a publish
+        error = of_death.error if of_death.error != NONE else ""
+        checked: dict[str, Any] = {
+            "key": self.key,
+            "queue": self.home or None,
+            "reason": reason or None,
+            "error": error or None,
+            "died_after_ms": of_death.since_ms,
+            "died_before_ms": of_death.until_ms,
+        }
+        rest = replace(self, key=None, home="", reason="" if reason else self.reason, error="" if error else self.error)
+        if self.died:
+            rest = replace(rest, since_ms=None, until_ms=None)
+        if any(checked[name] is not None for name in checked.keys() - {"key"}):
+            rest = replace(rest, died=False)
         return {**checked, "where": rest.matches} if rest else checked
 
 

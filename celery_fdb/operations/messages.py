@@ -34,7 +34,6 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment, read, seconds_of
 from celery_fdb.operations.action import Field, Outcome, Request, in_parts
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError, QueueNotFound, StoreUnavailable
@@ -374,7 +373,7 @@ replay_all = partial(_all, DeadLetters.replay_part, "Replayed")
 discard_all = partial(_all, DeadLetters.discard_part, "Discarded")
 
 
-def conditions(request: Request) -> Conditions:
+def conditions(request: Request) -> dict[str, Any]:
     """The conditions of a walk. If the question named no letters, because they were too many, all matches count."""
     found = request.filter.conditions()
     return found if request.asked.named is None else {**found, "where": request.wanted}

@@ -79,6 +79,10 @@ FILTERS = [
     Filter(error="KeyError", died=True),
     Filter(error="-", died=True),
     Filter(since_ms=2, died=True),
+    Filter(since_ms=5, until_ms=6, died=True),
+    Filter(until_ms=5, died=True),
+    Filter(since_ms=6, died=True),
+    Filter(since_ms=2, until_ms=5),
     Filter(error="KeyError", reason="slow", died=True),
     Filter(error="KeyError", reason="rejected"),
 ]
@@ -123,6 +127,11 @@ def test_conditions_hold_for_what_matches_and_for_nothing_else(seed: int) -> Non
         record: Any = letter  # has the fields that are asked for
         held = LetterWalk("q.dead", b"", **conditions).matches(record) and (where is None or where(letter))
         assert held == wanted.matches(letter), (wanted, letter)
+
+
+def test_what_a_death_tells_needs_no_payloads() -> None:
+    wanted = Filter(since_ms=2, until_ms=5, error="KeyError", reason="slow", home="q", key="acme", died=True)
+    assert "where" not in wanted.conditions()
 
 
 def test_what_waits_to_be_retried_is_found_by_the_error_of_its_last_attempt(broker: Broker) -> None:
