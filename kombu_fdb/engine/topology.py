@@ -27,6 +27,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
@@ -38,7 +39,7 @@ from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown
-from kombu_fdb.routing.tables import OVERFLOW_MODES, PREDECLARED, Exchange, QueueDeclaration
+from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
 #: An exclusive queue's connection is an entry among its consumers; its tag begins with this.
@@ -58,7 +59,7 @@ ARGUMENT_KINDS = {
     "x-expires": _whole("milliseconds, at least 1", 1),
     "x-max-length": _whole("messages, 0 or more", 0),
     "x-max-length-bytes": _whole("bytes, 0 or more", 0),
-    "x-overflow": Kind(", ".join(OVERFLOW_MODES[:2]) + f" or {OVERFLOW_MODES[2]}", lambda v: v in OVERFLOW_MODES),
+    "x-overflow": Kind(", ".join(overflow.MODES[:2]) + f" or {overflow.MODES[2]}", lambda v: v in overflow.MODES),
     "x-dead-letter-exchange": TEXT,
     "x-dead-letter-routing-key": TEXT,
     "x-delivery-limit": _whole("redeliveries; a negative number means no limit", -MOST),

@@ -24,13 +24,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
-try:
-    from posix import (
-        write as write,  # eventlet's ``os.write`` waits in the event loop, even where a pipe must not block
-    )
-except ImportError:  # Windows
-    from os import write as write
-
 
 class Bell:
     """One sleeper, any number of ringers. The socket is written to only while a sleeper waits for it."""

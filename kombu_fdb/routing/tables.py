@@ -40,8 +40,6 @@ from kombu_fdb.store.protocol import Transaction
 
 
 EXCHANGE_TYPES = frozenset({"direct", "fanout", "topic"})
-#: What a full queue may do, its ``x-overflow``; the first is the default.
-OVERFLOW_MODES = DROP_HEAD, REJECT, REJECT_DLX = ("drop-head", "reject-publish", "reject-publish-dlx")
 
 
 def matches(exchange_type: str, binding_key: str, routing_key: str) -> bool:
@@ -220,7 +218,7 @@ class QueueDeclaration:
     @property
     def overflow(self) -> str:
         """``x-overflow``."""
-        return str(self._given("x-overflow", DROP_HEAD))
+        return str(self._given("x-overflow", "drop-head"))
 
     def delivery_limit(self, default: int | None) -> int | None:
         """``x-delivery-limit``; negative is none, as in RabbitMQ."""

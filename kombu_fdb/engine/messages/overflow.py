@@ -39,9 +39,10 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import Message, decode_amount, decode_count, size_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Range, range_of, split_place
-from kombu_fdb.routing.tables import DROP_HEAD, REJECT, REJECT_DLX
 from kombu_fdb.store.protocol import KeyValue
 
+#: The values of ``x-overflow``.
+MODES = DROP_HEAD, REJECT, REJECT_DLX = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: How many messages give way in one transaction, besides one for each that comes.
 MOST_LEAVING = 100
 #: How many keys' backlogs are compared, in their order from the key of the newest message on, so that the tenant that

@@ -48,11 +48,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
+from posix import write  # eventlet's ``os.write`` waits in the event loop, even where a pipe must not block
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.interruption import FairLock, Signal, Ticket, start
-from kombu_fdb.primitives.wakeup import readable, write
+from kombu_fdb.primitives.wakeup import readable
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.store.sqlite.files import Access
 
