@@ -31,8 +31,7 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
-from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.parts import NO_LAST, VERSION_BYTES, came_by, rows_by
+from kombu_fdb.engine.stored import parts, session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings
@@ -141,7 +140,7 @@ def declared_for_claims(work: Work, queue: str) -> dict[str, Any]:
 
 MESSAGES_PER_PURGE = 500
 #: Follows the version of a deleted queue of which only held messages may be left.
-HELD = b"\xff" * (STAMP_BYTES - VERSION_BYTES)
+HELD = b"\xff" * (STAMP_BYTES - parts.VERSION_BYTES)
 #: How many consumers of an ended session one transaction removes.
 CONSUMERS_PER_TRANSACTION = 25
 #: Digits of a format version.
@@ -160,7 +159,7 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     check(declaration)
     key, value = work.keys.queue(declaration.name), declaration.encode()
     stored = work.tr.get(key)
-    if stored is None and len(work.tr.get(work.keys.deleting(declaration.name)) or HELD) == VERSION_BYTES:
+    if stored is None and len(work.tr.get(work.keys.deleting(declaration.name)) or HELD) == parts.VERSION_BYTES:
         return False
     if stored != value:
         before = QueueDeclaration.if_readable(declaration.name, stored)
@@ -234,19 +233,19 @@ def _unbind_queue(work: Work, queue: str) -> None:
 
 def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
     """Whether a message may have come since ``mark``. One that comes meanwhile makes this transaction start again."""
-    mark = bytes(VERSION_BYTES) if mark == NO_LAST else mark  # nothing had come
+    mark = bytes(parts.VERSION_BYTES) if mark == parts.NO_LAST else mark  # nothing had come
     bell, delayed = work.tr.get(work.keys.bell(queue)) or b"", range_of(work.keys.delayed(queue))
     work.tr.add_read_conflict_range(*delayed)
     if bell > mark or (work.tr.get(work.keys.alarm, snapshot=True) or b"") <= mark:
         return bell > mark
     rows = work.tr.get_range(*delayed, limit=MESSAGES_PER_PURGE, snapshot=True)  # the alarm is that of all queues
-    return len(rows) == MESSAGES_PER_PURGE or not all(came_by(mark, key) for key, _ in rows)
+    return len(rows) == MESSAGES_PER_PURGE or not all(parts.came_by(mark, key) for key, _ in rows)
 
 
 def last_stamp(work: Work, queue: str) -> bytes:
     """The version of the last message that has come to the queue by now, or a later one. Snapshot."""
     bell, alarm = work.tr.get_many([work.keys.bell(queue), work.keys.alarm], snapshot=True)
-    return max(bell or b"", alarm or b"") or NO_LAST
+    return max(bell or b"", alarm or b"") or parts.NO_LAST
 
 
 def purge_part(work: Work, limit: int, queue: str, last: bytes, cursor: bytes = b"") -> tuple[int, bytes]:
@@ -255,7 +254,7 @@ def purge_part(work: Work, limit: int, queue: str, last: bytes, cursor: bytes = 
     Returns how many, and where to go on; b"" at the end, where a deletion up to ``last`` is finished, too.
     """
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
-    purged, following = rows_by(work, ranges, cursor, limit, last)
+    purged, following = parts.rows_by(work, ranges, cursor, limit, last)
     for row in purged:  # chunks first: SQLite then frees whole pages, and writes few of them to a full disk
         delete(work, Message(queue, *row))
     take_out(work, queue, purged)
@@ -263,7 +262,7 @@ def purge_part(work: Work, limit: int, queue: str, last: bytes, cursor: bytes = 
         deleting = work.tr.get(work.keys.deleting(queue))
         if deleting is not None and deleting <= last:
             if _has_held(work, queue):
-                to_be_purged(work, queue, deleting[:VERSION_BYTES], HELD)
+                to_be_purged(work, queue, deleting[: parts.VERSION_BYTES], HELD)
             else:
                 work.tr.clear(work.keys.deleting(queue))
     return len(purged), following
@@ -485,7 +484,7 @@ def to_be_purged(work: Work, queue: str, last: bytes, held: bytes = b"") -> None
 
     ``held``: :data:`HELD` if the others are gone.
     """
-    if last != NO_LAST:
+    if last != parts.NO_LAST:
         work.tr.set(work.keys.deleting(queue), last + held)
 
 

@@ -15,8 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.key_limits import Sightings
-from kombu_fdb.engine.stored import copies
-from kombu_fdb.engine.stored.parts import AdaptiveBatch
+from kombu_fdb.engine.stored import copies, parts
 from kombu_fdb.engine.stored.work import Effects, Environment, Event, Work
 from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
 from kombu_fdb.keyspace.layout import Keyspace, Range
@@ -55,8 +54,8 @@ class Transactions:
         #: Called when a full disk has refused a write. Returns whether to try the write again.
         self.make_room: Callable[[], bool] = lambda: False
         #: Batches of the duties' steps, by name.
-        self._batches: dict[str, AdaptiveBatch] = {}
-        self._chunks = AdaptiveBatch(copies.CHUNKS_PER_TRANSACTION)
+        self._batches: dict[str, parts.AdaptiveBatch] = {}
+        self._chunks = parts.AdaptiveBatch(copies.CHUNKS_PER_TRANSACTION)
 
     def share_patience(self, patience: Patience) -> None:
         """Share another engine's patience: what the process may spend on waiting when it ends."""
@@ -99,7 +98,7 @@ class Transactions:
     def part(self, verb: Callable[Concatenate[Work, int, P], T], most: int, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a step with as many messages as its transaction holds, or with fewer, down to one, if some hold it up."""
         name = f"{verb.__module__}.{verb.__qualname__}"
-        batch = self._batches.setdefault(name, AdaptiveBatch(most, halved_by=IN_THE_WAY))
+        batch = self._batches.setdefault(name, parts.AdaptiveBatch(most, halved_by=IN_THE_WAY))
         return batch.run(lambda limit: self.write(lambda work: verb(work, limit, *args, **kwargs)))
 
     def write(

@@ -28,8 +28,8 @@ from typing import TypeGuard, TypeVar
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, Upkeep
 from kombu_fdb.engine.metrics.samples import SERIES, Series
-from kombu_fdb.engine.scheduling.single import SESSION_BYTES
-from kombu_fdb.engine.stored.parts import Budget
+from kombu_fdb.engine.scheduling import single
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
@@ -189,14 +189,14 @@ class Duty:
     def is_due(self, now: float) -> bool:
         return now >= self.due_at
 
-    def run(self, budget: Budget) -> float:
+    def run(self, budget: parts.Budget) -> float:
         """Do a part of the duty. Returns in how many seconds to call again."""
         self._take_turns(budget)
         pause_s = self._pause(budget.is_spent)
         self.is_exact = self._waits_for_messages and pause_s < LOOK_S
         return pause_s
 
-    def _take_turns(self, budget: Budget) -> None:
+    def _take_turns(self, budget: parts.Budget) -> None:
         """Give each subject a step in turn, beginning after the last subject of the previous call."""
         ordered = sorted(each for each in self._find() if not self._guard.is_aside(self.name, each))
         first = bisect_right(ordered, self._last_subject)
@@ -422,24 +422,24 @@ def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     upkeep, keys = engine.upkeep, engine.keys
     detector: FailureDetector[bytes] = FailureDetector()
     #: The rows left to clear, if the budget ended.
-    parts: dict[str, list[KeyValue]] = {}
+    left: dict[str, list[KeyValue]] = {}
 
     def find() -> Collection[str]:
-        if parts:
-            return parts
+        if left:
+            return left
         rows = [row for whole in (keys.all_tokens, keys.all_copies, keys.all_asides) for row in upkeep.rows(whole)]
         alive = {session_id for session_id, _, _ in engine.sessions.beats()}
-        rows += [row for row in upkeep.rows(keys.all_served) if row[1][:SESSION_BYTES] not in alive]
+        rows += [row for row in upkeep.rows(keys.all_served) if row[1][: single.SESSION_BYTES] not in alive]
         silent = unchanged(detector, rows, clock)
         first, end = keys.all_copies
         others = [row for row in silent if not first <= row[0] < end]
         for at in range(0, len(others), ROWS_PER_TRANSACTION):
-            parts[f"rows {at // ROWS_PER_TRANSACTION}"] = others[at : at + ROWS_PER_TRANSACTION]
-        parts.update((row[0].hex(), [row]) for row in silent if first <= row[0] < end)
-        return parts
+            left[f"rows {at // ROWS_PER_TRANSACTION}"] = others[at : at + ROWS_PER_TRANSACTION]
+        left.update((row[0].hex(), [row]) for row in silent if first <= row[0] < end)
+        return left
 
     def clear(name: str) -> None:
-        rows = parts.pop(name)
+        rows = left.pop(name)
         if name.startswith("rows"):
             upkeep.clear_rows(rows)
         else:

@@ -75,7 +75,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.parts import Budget
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.session import PROMOTER, Beat
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
@@ -264,7 +264,7 @@ class Reclaim:
         self._look_at = self._clock.monotonic() + PAUSE_S
         self._detector.look(engine.sessions.beats_of_a_writer(), self._clock.monotonic())
         self._busy = spare_busy(engine, self._detector, self._busy)
-        budget, ended = Budget(self._clock, seconds=RECLAIM_S), 0
+        budget, ended = parts.Budget(self._clock, seconds=RECLAIM_S), 0
         for session_id, beat in self._detector.silent():
             if budget.spend() and engine.sessions.fence(session_id, beat):
                 ended += 1
@@ -489,9 +489,9 @@ class DutyCycle:
             self._promoted_s = now
         return budget.is_used
 
-    def _budget(self) -> Budget:
+    def _budget(self) -> parts.Budget:
         """That of one turn; a simulation chooses another."""
-        return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
+        return parts.Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
         """Seconds until the next duties are due (without the role: of its own two), or the next look at the role."""

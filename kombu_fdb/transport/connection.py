@@ -40,8 +40,8 @@ from kombu.exceptions import OperationalError
 from kombu.log import get_logger
 from kombu.transport import virtual
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.topology import OWNER
 from kombu_fdb.errors import InvalidArgument, KombuFDBError, OptionError, QueueError, StoreUnavailable
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.primitives.interruption import Ticket, surely
@@ -103,7 +103,7 @@ class ExclusiveQueues:
         queue, session_id = declaration.name, session.session_id
         owner = self._owners.get(queue)
         if owner is None or owner[0] != session_id:
-            owner = self._owners[queue] = session_id, queue, f"{OWNER}{next(_numbers)}"
+            owner = self._owners[queue] = session_id, queue, f"{topology.OWNER}{next(_numbers)}"
         try:
             client.engine.queues.declare(declaration, owner=(session_id, owner[2]))
         except (QueueError, InvalidArgument):  # after other errors it may have been declared

@@ -28,7 +28,7 @@ from celery_fdb.operations.catalogue import named
 from celery_fdb.web.pages.messages import offered
 from celery_fdb.web.visit import MOST_SHOWN, Visit, known
 from kombu_fdb import Broker
-from kombu_fdb.engine.inspection.browse import MOST_OF_TASK
+from kombu_fdb.engine.inspection import browse
 
 # -- tasks and runs ----------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def task(visit: Visit, broker: Broker) -> Response:
         id=task_id,
         life=life,
         rows=rows,
-        most=MOST_OF_TASK,
+        most=browse.MOST_OF_TASK,
         offered=lambda row: visit.allowed(offered(row.message.queue, [row])),
         offered_on_task=_offered_on_task,
     )

@@ -29,7 +29,6 @@ from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.session import Beat, Surroundings
 from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.transfer import Transfer
@@ -65,7 +64,7 @@ class Sessions(Verbs):
 
     def beat(
         self, session_id: SessionId, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = (), most: int = 0
-    ) -> Surroundings | None:
+    ) -> session.Surroundings | None:
         """Show that the session is alive, and which queues it consumes. None if it was fenced: its leases are lost.
 
         ``most``: how many of the ring to look at, besides itself.
@@ -75,10 +74,10 @@ class Sessions(Verbs):
         except (StoreFull, LimitExceeded):  # the first beat's row, without queues, always has room
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, (), most))
 
-    def beats_of_a_writer(self) -> list[Beat]:
+    def beats_of_a_writer(self) -> list[session.Beat]:
         """:meth:`beats` for a caller without a session: rewrites one beat as it is. Raises if the store can't write."""
 
-        def body(work: Work) -> list[Beat]:
+        def body(work: Work) -> list[session.Beat]:
             found = session.beats(work)
             for session_id, _, _ in found[:1]:
                 session.seal_beat(work, session_id)

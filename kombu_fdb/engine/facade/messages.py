@@ -15,7 +15,6 @@ from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import parts, session
-from kombu_fdb.engine.stored.parts import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Event, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
@@ -44,9 +43,9 @@ class Messages(Verbs):
         super().__init__(run)
         self._inspect = inspect
         self._claims = count(1)
-        self._windows = AdaptiveBatch(session.LEASES_PER_CLAIM)
-        self._settlements = AdaptiveBatch(session.LEASES_PER_CLAIM)
-        self._services = AdaptiveBatch(claim.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
+        self._windows = parts.AdaptiveBatch(session.LEASES_PER_CLAIM)
+        self._settlements = parts.AdaptiveBatch(session.LEASES_PER_CLAIM)
+        self._services = parts.AdaptiveBatch(claim.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
         #: How often this engine lost a claim to a rival.
         self.lost_races = 0
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.message import forget, put_delayed, put_ready, rank_in, take_out
-from kombu_fdb.engine.stored.parts import rows_by
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or, split_place
@@ -50,7 +50,7 @@ def move_some(
         ranges = [range_of(prefix) for prefix in prefixes]
     else:
         ranges = [work.keys.all_items(source, key)]
-    rows, following = rows_by(work, ranges, cursor, limit, last)
+    rows, following = parts.rows_by(work, ranges, cursor, limit, last)
     meant = [row for row in rows if _is_readable(work.keys, row[0])]
     moved = _light(meant)
     if len(moved) < len(meant):

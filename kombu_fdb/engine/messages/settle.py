@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import delete, end_lease, forget, put_delayed, put_in_place
-from kombu_fdb.engine.stored.parts import came_by, runs_of
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record
@@ -89,7 +89,7 @@ def _queue_is_deleted(work: Work, message: Message[Place]) -> bool:
     marks, queue = work.effects.deleting, message.queue
     if queue not in marks:
         marks[queue] = work.tr.get(work.keys.deleting(queue)) or b""
-    return bool(marks[queue]) and came_by(marks[queue], message.place)
+    return bool(marks[queue]) and parts.came_by(marks[queue], message.place)
 
 
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
@@ -161,7 +161,7 @@ def _take_leases(
                     unreadable.add(key)
                 else:
                     ended.setdefault(message.queue, []).append(message.place)
-        for keys in runs_of([key for key, _ in run], held):
+        for keys in parts.runs_of([key for key, _ in run], held):
             work.tr.clear_run(keys)
     for queue, places in ended.items():
         end_lease(work, queue, *places)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kombu_fdb.engine.messages.claim import single_active, states_of
+from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.scheduling.window import QueueState
 from kombu_fdb.engine.stored import session
@@ -71,8 +71,8 @@ def _probe(
     keys = work.keys
     heads = work.tr.get_ranges([(*range_of(keys.ready(queue)), 1) for queue in queues], snapshot=True)
     marks = [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]
-    states = states_of(queues, work.tr.get_many(marks, snapshot=True))
-    others = single.standing_by(work, single_active(states), session_id, consumers)
+    states = claim.states_of(queues, work.tr.get_many(marks, snapshot=True))
+    others = single.standing_by(work, claim.single_active(states), session_id, consumers)
     open_ = {queue: head for queue, head in zip(queues, heads, strict=True) if queue not in others}
     return {queue for queue, head in open_.items() if _is_hungry(work, queue, states[queue], head)}, others
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from kombu_fdb.engine.messages.bury import drop_expired
 from kombu_fdb.engine.messages.message import take_out
-from kombu_fdb.engine.stored.parts import rows_from
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import range_of, read_or
@@ -56,7 +56,7 @@ def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[
     Conflicts only with a transaction that takes one of the dropped messages.
     """
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
-    rows, following = rows_from(work, ranges, cursor, limit)
+    rows, following = parts.rows_from(work, ranges, cursor, limit)
     found = [(row, read_or(None, Record.decode, row[1])) for row in rows]  # a claim buries unreadable ones
     expired = [(row, record) for row, record in found if record is not None and record.has_expired(work.now_ms)]
     take_out(work, queue, [row for row, _ in expired])

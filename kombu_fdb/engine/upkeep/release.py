@@ -11,9 +11,9 @@ Older processes. What one has kept for a newer version is *regained*: returned t
 
 from __future__ import annotations
 
+from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury, bury_malformed
 from kombu_fdb.engine.messages.message import end_lease
-from kombu_fdb.engine.messages.settle import over_limit, release_message
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import Work
@@ -82,7 +82,7 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
     if counted:  # otherwise its owner has released it
         work.effects.note(message.queue, "lost", split_place(message.place)[0])
     end_lease(work, message.queue, message.place)
-    release_message(work, message, "counted" if counted else "none")
+    settle.release_message(work, message, "counted" if counted else "none")
 
 
 # -- from older processes ----------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
         except FormatError as error:
             bury_malformed(work, message, error)
             return
-    elif over_limit(work, message, again=0):
+    elif settle.over_limit(work, message, again=0):
         bury(work, message, "delivery_limit")
         return
-    release_message(work, message, "counted" if is_lease else "none")
+    settle.release_message(work, message, "counted" if is_lease else "none")

@@ -19,11 +19,11 @@ from kit.conformance.queue import Bench, OnBench
 from kit.duties import promote_all
 from kit.records import record_of
 from kombu_fdb.engine import topology
-from kombu_fdb.engine.messages import overflow
+from kombu_fdb.engine.messages import overflow, settle
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
 from kombu_fdb.engine.messages.message import put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.engine.upkeep import promotion, release
+from kombu_fdb.engine.upkeep import promotion
 from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.keyspace.layout import range_of
@@ -265,7 +265,7 @@ class DutiesConformance(OnBench):
         for session in sessions:
             bench.put(*[b"%d" % number for number in range(5)])
             bench.take(5, session=session)
-        refuse(monkeypatch, release, "release_message", lambda message: decoded(message.value).payload == b"2")
+        refuse(monkeypatch, settle, "release_message", lambda message: decoded(message.value).payload == b"2")
         sweep_until(bench, lambda: bench.counts() == (8, 0, 2))
         assert {(each.duty, each.error) for each in bench.engine.upkeep.asides()} == {
             ("sweep", "over a limit of the store")
