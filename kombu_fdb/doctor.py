@@ -35,7 +35,7 @@ from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.primitives.interruption import start
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.process.connect import open_store
+from kombu_fdb.process import connect
 from kombu_fdb.process.session_threads import BEATS
 from kombu_fdb.settings.location import (
     FOUR_SLASHES,
@@ -389,7 +389,7 @@ def check_store(location: Location, options: Options) -> Findings:
     clock = Clock()
     begin = clock.monotonic()
     try:
-        engine = open_store(location, options, timeout_s=options.connect_timeout)
+        engine = connect.open_store(location, options, timeout_s=options.connect_timeout)
     except KombuFDBError as error:
         yield _failure("store", error)
         return

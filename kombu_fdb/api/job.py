@@ -33,8 +33,8 @@ from typing import Self
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.errors import AlreadySettled, CommitUnknown, InvalidArgument, KombuFDBError, LeaseLost
 from kombu_fdb.model import Death, Delivery, Lease
+from kombu_fdb.primitives import failure
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.failure import details_of
 from kombu_fdb.primitives.ranges import is_number, milliseconds
 
 # -- backoff -----------------------------------------------------------------------------------------------------------
@@ -222,4 +222,4 @@ def due_at(delay: float) -> int:
 
 
 def _details(error: object) -> dict[str, str]:
-    return {} if error is None else details_of(error)
+    return {} if error is None else failure.details_of(error)

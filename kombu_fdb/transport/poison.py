@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kombu_fdb.primitives.failure import UNPRINTABLE, class_of, details_of, text_of, traceback_of
+from kombu_fdb.primitives import failure
 from kombu_fdb.transport.envelope import body_fault, fault_of
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
 
 
 def _unreadable(step: str, error: BaseException) -> dict[str, str]:
-    name = class_of(error)
-    return {"error_class": name, "error": f"the body can't be {step}: {name}: {text_of(error):.200}"}
+    name = failure.class_of(error)
+    return {"error_class": name, "error": f"the body can't be {step}: {name}: {failure.text_of(error):.200}"}
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
@@ -85,7 +85,7 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
     tag, qos = message.delivery_tag, message.channel.qos
     held = qos.holds(tag)
     _log(name, redeliveries, error, goes_back=held)
-    qos.explain(tag, details_of(error, traceback_of(error)), reason="malformed")
+    qos.explain(tag, failure.details_of(error, failure.traceback_of(error)), reason="malformed")
     if held:
         qos.release(tag, _pause_ms(redeliveries))
 
@@ -97,9 +97,9 @@ def _log(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> 
         redeliveries + 1,
         name,
         " and is released" if goes_back else "",
-        class_of(error),
-        text_of(error),
-        exc_info=None if redeliveries or traceback_of(error) == UNPRINTABLE else error,
+        failure.class_of(error),
+        failure.text_of(error),
+        exc_info=None if redeliveries or failure.traceback_of(error) == failure.UNPRINTABLE else error,
     )
 
 

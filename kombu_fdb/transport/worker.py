@@ -38,8 +38,8 @@ from celery.states import READY_STATES
 from celery.utils.log import get_logger
 from kombu.utils import functional
 
+from kombu_fdb.primitives import failure
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.failure import class_of, text_of
 from kombu_fdb.process.client import close_clients
 from kombu_fdb.transport.envelope import is_timelimit
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
@@ -242,7 +242,7 @@ def _without_exit(target: Method, *args: Any, **kwargs: Any) -> Any:
     except (exceptions.WorkerShutdown, exceptions.WorkerTerminate):
         raise
     except SystemExit as error:
-        lost = exceptions.WorkerLostError(f"{class_of(error)}: {text_of(error)}")
+        lost = exceptions.WorkerLostError(f"{failure.class_of(error)}: {failure.text_of(error)}")
     raise lost  # without a context: an error there that can't be printed would end the worker
 
 
@@ -266,7 +266,10 @@ def _give_back(request: Any, error: Exception) -> None:
     """Release the message, unless Celery has settled it or is about to: that may be waiting for the worker's loop."""
     if request.acknowledged:
         logger.error(
-            "task %.80r was settled, and raised afterwards: %s: %.200s", request.id, class_of(error), text_of(error)
+            "task %.80r was settled, and raised afterwards: %s: %.200s",
+            request.id,
+            failure.class_of(error),
+            failure.text_of(error),
         )
     else:
         message, info = request.message, request.message.delivery_info
