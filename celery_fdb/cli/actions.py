@@ -10,8 +10,8 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, rate, table, yes_option
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.filters import died_elsewhere
-from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
@@ -176,7 +176,7 @@ def limit(invocation: Invocation, *, queue: str, key: str | None, remove: bool, 
 def _limit(name: str, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", False: "no", True: "yes"}[value]
-    return written(value) if name == "rate" else str(value)
+    return formats.limit(value) if name == "rate" else str(value)
 
 
 # -- how an action is done ---------------------------------------------------------------------------------------------

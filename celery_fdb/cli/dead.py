@@ -16,10 +16,10 @@ from celery_fdb.cli.actions import asked, do
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, rate, table, yes_option
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.filters import NONE, REASONS, Filter, group, letters_in
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations import messages
 from celery_fdb.operations.action import Request, listed
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -275,7 +275,7 @@ def causes(invocation: Invocation, *, queue: str, in_queue: bool, most: int) -> 
 
 
 def _at(ms: float) -> str:
-    return moment(ms).isoformat(sep=" ", timespec="seconds")
+    return formats.moment(ms).isoformat(sep=" ", timespec="seconds")
 
 
 @command()

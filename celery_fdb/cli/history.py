@@ -14,7 +14,7 @@ from celery_fdb.history.run import ENDED, STATES
 from celery_fdb.history.views.runs import RunsPage, RunView, page_of_runs
 from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
-from celery_fdb.inspection.time_formats import age, moment, took
+from celery_fdb.inspection import formats
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock
 
@@ -93,13 +93,13 @@ def _state(run: RunView) -> str:
 
 
 def _ended(run: RunView, now_s: float) -> str:
-    return "" if run.ended is None else f"{age(max(now_s - run.ended, 0))} ago"
+    return "" if run.ended is None else f"{formats.age(max(now_s - run.ended, 0))} ago"
 
 
 def _runtime(run: RunView, now_s: float) -> str:
     if run.ended is None and run.started is not None:
-        return age(max(now_s - run.started, 0))
-    return took(run.runtime_s)
+        return formats.age(max(now_s - run.started, 0))
+    return formats.took(run.runtime_s)
 
 
 @command()
@@ -130,7 +130,7 @@ def _life(life: Timeline) -> Iterator[RenderableType]:
 
 
 def _moment(moment_s: float) -> str:
-    return moment(moment_s * 1000).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
+    return formats.moment(moment_s * 1000).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
 
 
 def _tree(workflow: Workflow) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _tree(workflow: Workflow) -> Iterator[str]:
 
 
 def _branch(node: Node, indent: str) -> Iterator[str]:
-    runtime = "" if node.runtime_s is None else f" in {took(node.runtime_s)}"
+    runtime = "" if node.runtime_s is None else f" in {formats.took(node.runtime_s)}"
     tries = f", {node.runs} runs" if node.runs > 1 else ""
     error = f": {node.error[:80]}" if node.error else ""
     id_ = f" {node.id}" if node.kind == "task" else ""

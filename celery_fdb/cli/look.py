@@ -15,9 +15,8 @@ from rich.live import Live
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, find_keys, key_as_json, look, look_at_keys
-from celery_fdb.inspection.time_formats import age, rate
-from celery_fdb.inspection.time_formats import limit as written
 from kombu_fdb.model import KeyCounts, KeyLimits, SessionFacts, is_internal
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
@@ -59,7 +58,8 @@ def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | No
         f"queue >ready >delayed >leased >dead >oldest >consumers{speed} note",
         [
             (
-                *(view.name, view.ready, view.delayed, view.leased, view.dead, age(view.oldest_age_s), view.consumers),
+                *(view.name, view.ready, view.delayed, view.leased, view.dead, formats.age(view.oldest_age_s)),
+                view.consumers,
                 *(() if speeds is None else _speeds(speeds.get(view.name))),
                 "paused" if view.paused else "",
             )
@@ -74,7 +74,9 @@ def _speeds(speeds: dict[str, float] | None) -> list[str]:
         return ["–"] * len(RATES)  # noqa: RUF001 - a dash, as on the pages
     growth = speeds.get("growth", 0.0)
     return [
-        f"{'-' if growth < 0 else '+'}{rate(abs(growth))}" if event == "growth" else rate(speeds.get(event, 0.0))
+        f"{'-' if growth < 0 else '+'}{formats.rate(abs(growth))}"
+        if event == "growth"
+        else formats.rate(speeds.get(event, 0.0))
         for event in RATES.values()
     ]
 
@@ -85,7 +87,7 @@ KEY_SPEEDS = "".join(f" >{name}" for name in RATES if name != "growth")
 def key_speeds(speeds: dict[str, float] | None) -> list[str]:
     """The columns :data:`KEY_SPEEDS` of a key; empty if it is not counted by itself."""
     events = [event for event in RATES.values() if event != "growth"]
-    return ["" if speeds is None else rate(speeds.get(event, 0.0)) for event in events]
+    return ["" if speeds is None else formats.rate(speeds.get(event, 0.0)) for event in events]
 
 
 @command()
@@ -96,7 +98,7 @@ def queues(invocation: Invocation, *, everything: bool) -> Answer:
     shown = overview.queues if everything else overview.own_queues
     rows = [
         (
-            *(view.name, view.ready, view.delayed, view.leased, view.dead, age(view.oldest_age_s)),
+            *(view.name, view.ready, view.delayed, view.leased, view.dead, formats.age(view.oldest_age_s)),
             "paused" if view.paused else "",
             ", ".join(f"{name}={masked(name, value)}" for name, value in view.arguments.items())
             if view.declared
@@ -139,7 +141,7 @@ def limits_of(limits: KeyLimits | None) -> str:
     if limits is None:
         return ""
     return ", ".join(
-        name if value is True else f"{name}={written(value) if name == 'rate' else value}"
+        name if value is True else f"{name}={formats.limit(value) if name == 'rate' else value}"
         for name, value in dataclasses.asdict(limits).items()
         if value not in (None, False)
     )
@@ -172,7 +174,7 @@ def session_table(sessions: list[SessionFacts], quiet_s: Mapping[str, float | No
 def _heard(session: SessionFacts, quiet_s: float | None) -> tuple[str, str]:
     """The time since a session's last heartbeat, and the session's state."""
     state = session.state(quiet_s)
-    return age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state
+    return formats.age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state
 
 
 # -- top ---------------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, table
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.overview import STATES
-from celery_fdb.inspection.time_formats import age, seconds_of
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked, State
 from kombu_fdb.primitives.plural import plural
@@ -78,7 +78,7 @@ def message_table(described: Sequence[dict[str, Any]], *, body: bool) -> Iterato
         [
             (
                 *(each["id"], each["queue"], each["state"], each["key"], each["task"], each["task_id"]),
-                *(age(each["age_s"]), age(each["due_in_s"]), each["redeliveries"], each["size"]),
+                *(formats.age(each["age_s"]), formats.age(each["due_in_s"]), each["redeliveries"], each["size"]),
                 _note(each),
             )
             for each in described
@@ -164,7 +164,7 @@ def search(
 
 def _moment(name: str, text: str) -> str:
     """A moment for ``since`` or ``until``, which may also be given as an age."""
-    return ago(text) if name in {"since", "until"} and seconds_of(text) is not None else text
+    return ago(text) if name in {"since", "until"} and formats.seconds_of(text) is not None else text
 
 
 @command()

@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
 
-from celery_fdb.brokers import location_of
+from celery_fdb import brokers
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 
@@ -60,7 +60,7 @@ def metrics(invocation: Invocation, *, port: int, address: str, keys: int, once:
         from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
         raise Refused("prometheus-client is not installed", fix="Run: pip install prometheus-client") from error
-    location_of(*invocation.resolve())  # wrong usage is an error now, an unreachable store at each scrape
+    brokers.location_of(*invocation.resolve())  # wrong usage is an error now, an unreachable store at each scrape
     registry = CollectorRegistry()
     with (
         closing(BrokerCollector(invocation.open, keys=keys)) as of_broker,
@@ -201,7 +201,7 @@ def web(invocation: Invocation, **given: Any) -> None:
 
     By default for the users of this machine, and read-only.
     """
-    location_of(*invocation.resolve())  # wrong usage is an error now, an unreachable store on each page
+    brokers.location_of(*invocation.resolve())  # wrong usage is an error now, an unreachable store on each page
     token = _token(given["token_file"], given["token"])
     is_local = _is_loopback(given["address"])
     if token is None and (not is_local or given["allow_host"] or given["root_path"]):

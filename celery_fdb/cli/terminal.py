@@ -21,7 +21,7 @@ from rich.text import Text
 
 from celery_fdb import brokers
 from celery_fdb.cli.options import check_text, json_object
-from celery_fdb.inspection.time_formats import moment, rate_of, seconds_of
+from celery_fdb.inspection import formats
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, OptionError, StoreError
 from kombu_fdb.primitives.clock import Clock
@@ -234,7 +234,7 @@ def _complain(invocation: Invocation, error: KombuFDBError) -> int:
 
 def rate(text: str) -> float:
     """Messages per second, or as Celery writes rates: 10/s, 100/m, 1000/h."""
-    found = rate_of(text)
+    found = formats.rate_of(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not a rate such as 10, 100/m or 1000/h")
     return found
@@ -242,7 +242,7 @@ def rate(text: str) -> float:
 
 def duration(text: str) -> float:
     """Seconds, or a number with its unit: 30s, 10m, 12h, 7d."""
-    found = seconds_of(text)
+    found = formats.seconds_of(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not a duration such as 90 (seconds), 10m, 12h or 7d")
     return found
@@ -250,7 +250,7 @@ def duration(text: str) -> float:
 
 def ago(text: str) -> str:
     """The moment so long ago, as a filter takes it."""
-    return moment(Clock().wall_ms() - duration(text) * 1000).isoformat()
+    return formats.moment(Clock().wall_ms() - duration(text) * 1000).isoformat()
 
 
 yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmation.")

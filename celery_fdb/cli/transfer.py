@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_fdb.brokers import absent
+from celery_fdb import brokers
 from celery_fdb.cli.options import json_object
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
 from celery_fdb.operations import transfer
@@ -85,7 +85,7 @@ def import_(
 
 def _check_exists(url: str, options: dict[str, Any]) -> None:
     """Check that the broker's file exists, where it is a file. Raises ``Refused``."""
-    if (missing := absent(url, options)) is not None:
+    if (missing := brokers.absent(url, options)) is not None:
         raise Refused("there is no broker", path=str(missing.path), fix="Check the path.")
 
 

@@ -16,9 +16,9 @@ from celery import Celery
 from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
-from celery_fdb.brokers import location_of
+from celery_fdb import brokers
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.overview import STATES
-from celery_fdb.inspection.time_formats import read
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, OptionError
 from kombu_fdb.model import Peeked, is_internal
@@ -47,7 +47,7 @@ class Published(NamedTuple):
     def eta(self) -> datetime | None:
         """When the task is due, with its time zone."""
         text = self.headers.get("eta")
-        return None if text is None else read(text)
+        return None if text is None else formats.read(text)
 
     @property
     def args(self) -> list[Any]:
@@ -75,7 +75,7 @@ class BrokerInTest:
         self.options = {"session_ttl": 5.0, **options}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {location_of(self.url, self.options)}>"
+        return f"<{type(self).__name__} {brokers.location_of(self.url, self.options)}>"
 
     @property
     def config(self) -> dict[str, Any]:

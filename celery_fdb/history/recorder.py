@@ -70,13 +70,13 @@ from celery.signals import worker_shutdown
 from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
-from celery_fdb.brokers import common_ms
+from celery_fdb import brokers
 from celery_fdb.history.layout import RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Run, bounded
 from celery_fdb.history.store import ActiveKey, HistoryStore
-from celery_fdb.inspection.time_formats import read
-from celery_fdb.tasks.failures import details_of, mix_in
+from celery_fdb.inspection import formats
+from celery_fdb.tasks import failures
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionFacts
@@ -145,7 +145,7 @@ def error_of(exc: Any, traceback: Any) -> Error:
     if not isinstance(exc, BaseException):
         return "", bounded(exc, ERROR_LENGTH), ""
     tried = exc.exc if isinstance(exc, Retry) else None  # what a retry is for
-    details = details_of(tried if isinstance(tried, BaseException) else exc, traceback)
+    details = failures.details_of(tried if isinstance(tried, BaseException) else exc, traceback)
     return bounded(details["error_class"]), details["error"], details["traceback"]
 
 
@@ -247,7 +247,7 @@ def _moment(seconds: Any) -> int:
 def _eta_ms(eta: str) -> int:
     """The moment in the header ``eta``, which Celery writes as a date; without a zone it is in UTC."""
     try:
-        return _moment(read(eta).timestamp())
+        return _moment(formats.read(eta).timestamp())
     except (ValueError, OverflowError):
         return 0
 
@@ -594,7 +594,7 @@ class Recorder:
         """
         due = self._clock.monotonic() >= self._due_s
         if opened or due:
-            now_ms = common_ms(sessions(), self._clock.wall_ms())
+            now_ms = brokers.common_ms(sessions(), self._clock.wall_ms())
             store.trim(self.bounds, parts=TRIM_PARTS, now_ms=now_ms)
         if due:
             self.find_lost(store, sessions)
@@ -621,7 +621,7 @@ class Keeper(bootsteps.StartStopStep):
     recorder: Recorder
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        mix_in(consumer.app, HistoryRequest, recorder=self.recorder)
+        failures.mix_in(consumer.app, HistoryRequest, recorder=self.recorder)
         worker_shutdown.connect(self._on_shutdown)
         super().__init__(consumer, **kwargs)
 

@@ -43,9 +43,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any, NamedTuple
 
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.message import error_line, reason_of
 from celery_fdb.inspection.overview import Overview, QueueView
-from celery_fdb.inspection.time_formats import moment, read
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.dead_letters import error_of, is_class, task_names_of, task_of
@@ -264,7 +264,7 @@ def moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
     if not text.strip():
         return None
     try:
-        return min(max(int(read(text, zone).timestamp() * 1000), 1), LATEST_MS)  # 0 is no bound of the history
+        return min(max(int(formats.read(text, zone).timestamp() * 1000), 1), LATEST_MS)  # 0 is no bound of the history
     except (ValueError, OverflowError):
         fix = "Write it as 2031-12-31T23:59, or with a zone as 2031-12-31T23:59+00:00."
         raise InvalidArgument(f"{name} must be a date and time", given=shown(text), fix=fix) from None
@@ -330,11 +330,11 @@ class LetterGroup:
 
     @property
     def first(self) -> datetime:
-        return moment(self.first_ms)
+        return formats.moment(self.first_ms)
 
     @property
     def last(self) -> datetime:
-        return moment(self.last_ms)
+        return formats.moment(self.last_ms)
 
     @property
     def filter(self) -> Filter:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from celery_fdb.inspection.time_formats import moment
+from celery_fdb.inspection import formats
 from kombu_fdb.engine.dead_letters import error_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Peeked, Spot
@@ -96,15 +96,15 @@ class MessageView:
 
     @property
     def published(self) -> datetime:
-        return moment(self.message.published_ms)
+        return formats.moment(self.message.published_ms)
 
     @property
     def expires(self) -> datetime | None:
-        return moment(self.message.expires_ms) if self.message.expires_ms else None
+        return formats.moment(self.message.expires_ms) if self.message.expires_ms else None
 
     @property
     def due(self) -> datetime | None:
-        return moment(self.due_ms) if self.due_ms else None
+        return formats.moment(self.due_ms) if self.due_ms else None
 
     @property
     def owner(self) -> str:
@@ -235,7 +235,7 @@ def _death(death: Death) -> dict[str, Any]:
         "queue": death.queue,
         "reason": reason_of(death.reason, death.details),
         "count": death.count,
-        "last": moment(death.time_ms),
+        "last": formats.moment(death.time_ms),
         "error": error,
         "traceback": details.pop("traceback", ""),
         "attempts": [_attempt(each) for each in attempts if isinstance(each, dict)]
@@ -249,7 +249,7 @@ def _attempt(told: Mapping[str, Any]) -> dict[str, Any]:
     """One attempt. ``time`` is a moment, or None if it was written in another way."""
     try:
         at = datetime.fromisoformat(str(told.get("time")))
-        when = moment(at.timestamp() * 1000) if at.tzinfo else None
+        when = formats.moment(at.timestamp() * 1000) if at.tzinfo else None
     except ValueError:
         when = None
     return {"time": when, "error": told.get("error")}

@@ -30,7 +30,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_fdb.brokers import LazyBroker, location_of
+from celery_fdb import brokers
 from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, look
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
@@ -139,7 +139,7 @@ def make_collector(url: str, *, keys: int = KEYS, **options: Any) -> BrokerColle
 
     ``options``: as in ``broker_transport_options``. Raises ``OptionError``.
     """
-    location_of(url, options)  # a mistake is an error now, an unreachable store at each scrape
+    brokers.location_of(url, options)  # a mistake is an error now, an unreachable store at each scrape
     return BrokerCollector(lambda: Broker.open(url, **options), keys=keys)
 
 
@@ -148,7 +148,7 @@ class BrokerCollector(Collector):
 
     def __init__(self, open_broker: Callable[[], Broker], *, keys: int = KEYS) -> None:
         """``keys``: how many keys of each queue have series of their own, the longest and the busiest; 0 for none."""
-        self._holding = LazyBroker(open_broker)
+        self._holding = brokers.LazyBroker(open_broker)
         self._keys = keys
         self._rates = Rates(QUEUES)
         self._key_rates: dict[str, Rates] = {}

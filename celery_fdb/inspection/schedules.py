@@ -37,7 +37,7 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
-from celery_fdb.brokers import LazyBroker, broker_of, common_ms
+from celery_fdb import brokers
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, KombuFDBError, OptionError
 from kombu_fdb.keyspace.layout import pack as pack_key
@@ -263,10 +263,10 @@ class ScheduleSync:
         self._again_s = ALL_S + max_interval_s
 
         def open_broker() -> Broker:
-            url, options = broker_of(app)
+            url, options = brokers.broker_of(app)
             return Broker.open(url, **options)
 
-        self._holding = LazyBroker(open_broker)
+        self._holding = brokers.LazyBroker(open_broker)
         self._is_ours = True
         self._next_s = self._all_s = 0.0
         #: For each reported entry, when it had been published last.
@@ -328,7 +328,7 @@ class ScheduleSync:
             store = schedule_of(broker, timeout_s=TIMEOUT_S)
             store.report(reports, gone)
             if forget:
-                store.forget_old(common_ms(broker.inspect.sessions(), now_ms))
+                store.forget_old(brokers.common_ms(broker.inspect.sessions(), now_ms))
         except OptionError:
             self._is_ours = False  # another kind of broker; a publish there raises what is wrong
             return False

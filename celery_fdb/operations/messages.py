@@ -29,9 +29,9 @@ from celery.utils.saferepr import saferepr
 from kombu.utils.json import loads as loads_types
 
 from celery_fdb.control import ResultNotRevoked, ask_workers, revoke_result
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.filters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
-from celery_fdb.inspection.time_formats import moment, read, seconds_of
 from celery_fdb.operations.action import Field, Outcome, Request, in_parts
 from kombu_fdb import Broker
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -231,7 +231,7 @@ def unknown(request: Request) -> str:
 
 
 def _delay_s(text: str) -> float:
-    seconds = seconds_of(text) if text else 0.0
+    seconds = formats.seconds_of(text) if text else 0.0
     if seconds is None:
         raise InvalidArgument("no delay", given=shown(text), fix="Write a time such as 90s, 10m or 2h.")
     return seconds
@@ -499,7 +499,7 @@ RESCHEDULE_FIELDS = (Field("due", "Due", "moment", required=True),)
 
 def in_an_hour(_: Broker, request: Request) -> Mapping[str, str]:
     """The moment with which a date picker begins: on a whole minute, in the page's time zone."""
-    due = moment(request.clock.wall_ms()) + timedelta(hours=1)
+    due = formats.moment(request.clock.wall_ms()) + timedelta(hours=1)
     return {"due": f"{due.astimezone(request.zone):%Y-%m-%dT%H:%M}"}
 
 
@@ -513,7 +513,7 @@ def reschedule(broker: Broker, request: Request) -> Outcome:
     """Make the selected messages due at the moment, or after the time, in the field ``due``."""
     due_ms = _due_ms(request, request.clock.wall_ms())
     done, late = _each(broker, request, due_ms)
-    at = f"{moment(due_ms).astimezone(request.zone):%Y-%m-%d %H:%M:%S %Z}"
+    at = f"{formats.moment(due_ms).astimezone(request.zone):%Y-%m-%d %H:%M:%S %Z}"
     return _told(request, f"Rescheduled {plural(len(done), 'message')} of {request.queue} to {at}", done, late)
 
 
@@ -537,11 +537,11 @@ def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
 
 def _due_ms(request: Request, now_ms: int) -> int:
     text = request.fields.get("due", "").strip()
-    seconds = seconds_of(text)
+    seconds = formats.seconds_of(text)
     if seconds is not None:
         return now_ms + int(seconds * 1000)
     try:
-        due_ms = int(read(text, request.zone).timestamp() * 1000)
+        due_ms = int(formats.read(text, request.zone).timestamp() * 1000)
     except (ValueError, OverflowError):
         fix = "Write a date and time, as 2031-12-31T23:59, or from now on: 90s, 10m, 2h, 7d."
         raise InvalidArgument("this is no date and time", given=shown(text), fix=fix) from None

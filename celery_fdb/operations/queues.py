@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.overview import QueueView, look
-from celery_fdb.inspection.time_formats import limit as written
-from celery_fdb.inspection.time_formats import rate_of
 from celery_fdb.operations.action import AskedAnew, Field, Outcome, Request, in_parts
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
@@ -57,7 +56,7 @@ def _there(broker: Broker, request: Request) -> Queue:
 
 def _shown(name: str, value: Any) -> str:
     """A limit as the form shows it and reads it back: a rate as it was written, if that is exact."""
-    if name == "rate" and value is not None and rate_of(text := written(value)) == value:
+    if name == "rate" and value is not None and formats.rate_of(text := formats.limit(value)) == value:
         return text
     return "" if value is None else str(value).removesuffix(".0")
 
@@ -104,7 +103,7 @@ def _read(name: str, text: str) -> float | int | None:
 
 def read_rate(text: str) -> float:
     """A rate in messages a second. Raises ``InvalidArgument``."""
-    rate = rate_of(text)
+    rate = formats.rate_of(text)
     if rate is None:
         raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
     return rate

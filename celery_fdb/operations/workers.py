@@ -18,8 +18,8 @@ from celery import Celery
 from celery.beat import Scheduler
 
 from celery_fdb.control import ask_workers
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.schedules import BROKEN, configured, entry_of, schedule_of
-from celery_fdb.inspection.time_formats import seconds_of
 from celery_fdb.operations import messages, queues
 from celery_fdb.operations.action import Action, Field, Outcome, Request
 from kombu_fdb import Broker
@@ -57,7 +57,7 @@ def _limit(_: Broker, request: Request) -> Outcome:
 
 def _time_limit(_: Broker, request: Request) -> Outcome:
     task, texts = messages.task_of(request), [request.fields.get(name, "").strip() for name in ("soft", "hard")]
-    soft, hard = (seconds_of(each) if each else None for each in texts)
+    soft, hard = (formats.seconds_of(each) if each else None for each in texts)
     if any(each and not seconds for each, seconds in zip(texts, (soft, hard), strict=True)):
         raise InvalidArgument("not a time limit", given=shown(" ".join(texts)), fix="Write a time such as 90s or 10m.")
     return _answered(request, "time_limit", task, soft, hard)

@@ -49,7 +49,7 @@ from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_fdb.brokers import urls_of
+from celery_fdb import brokers
 from celery_fdb.results import chords, records
 from celery_fdb.results.store import ResultStore, Sighting
 from celery_fdb.results.waiting import Waiting
@@ -100,12 +100,12 @@ def settings_of(conf: Any, url: str) -> tuple[Location, Options, Options, dict[s
     policy = dict(own.pop("retry_policy", None) or _TWO_MINUTES)
     for name in _FOREIGN:
         own.pop(name, None)
-    if not any(url in urls_of(urls) for urls in (conf.broker_url, conf.broker_write_url, conf.broker_read_url)):
+    if not any(url in brokers.urls_of(urls) for urls in (conf.broker_url, conf.broker_write_url, conf.broker_read_url)):
         options = parse_options(own, connect_timeout=timeout_s)
         return locate(parse_url(url), options), options, options, policy
-    brokers: dict[str, Any] = dict(conf.broker_transport_options or {})
-    options = parse_options({**brokers, **own}, connect_timeout=timeout_s)
-    of_broker = parse_options(brokers, connect_timeout=timeout_s)
+    configured: dict[str, Any] = dict(conf.broker_transport_options or {})
+    options = parse_options({**configured, **own}, connect_timeout=timeout_s)
+    of_broker = parse_options(configured, connect_timeout=timeout_s)
     location = locate(parse_url(url), options)
     shared = location == locate(parse_url(url), of_broker)
     return location, options, of_broker if shared else options, policy

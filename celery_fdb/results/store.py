@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from celery.states import READY_STATES, RETRY, SUCCESS
 
-from celery_fdb.brokers import common_ms
+from celery_fdb import brokers
 from celery_fdb.results import chords, records
 from kombu_fdb.keyspace.layout import range_of, readable
 from kombu_fdb.model import SessionFacts
@@ -212,7 +212,7 @@ class ResultStore:
         """The time by most workers' clocks, asked now and then; without workers, by this process's own clock."""
         now_s = self._clock.monotonic()
         if self._asked is None or now_s - self._asked[1] >= ASK_S:
-            self._asked = common_ms(self._sessions(), self._now()), now_s
+            self._asked = brokers.common_ms(self._sessions(), self._now()), now_s
         common, asked_s = self._asked
         return common + int(1000 * (now_s - asked_s))
 

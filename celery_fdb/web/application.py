@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery_fdb.brokers import LazyBroker, broker_of, open_existing
+from celery_fdb import brokers
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import streaming
@@ -31,10 +31,10 @@ from celery_fdb.web.settings import DashboardSettings, Login
 from celery_fdb.web.visit import HERE, PATHS
 
 
-def opening(settings: DashboardSettings) -> LazyBroker:
+def opening(settings: DashboardSettings) -> brokers.LazyBroker:
     """The dashboard's broker, not open yet: it opens within ``connect_timeout_s``."""
-    timeout_s = settings.connect_timeout_s
-    return LazyBroker(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
+    options = {"connect_timeout": settings.connect_timeout_s, **settings.options}
+    return brokers.LazyBroker(lambda: brokers.open_existing(settings.url, **options))
 
 
 #: The view of each page that changes nothing, by the page's name in ``PATHS``.
@@ -93,7 +93,7 @@ def dashboard(
 
     Raises ``OptionError``.
     """
-    url, configured = broker_of(broker) if isinstance(broker, Celery) else (broker, {})
+    url, configured = brokers.broker_of(broker) if isinstance(broker, Celery) else (broker, {})
     configured.pop("connect_timeout", None)  # the workers'; pages wait for ``connect_timeout_s``
     settings = DashboardSettings.of(
         url,

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from celery_fdb.brokers import LazyBroker
+from celery_fdb import brokers
 from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, look
 from celery_fdb.web.authentication import Authentication
@@ -265,7 +265,7 @@ AGAIN_MS = 3_000
 
 
 def streaming(
-    settings: DashboardSettings, authentication: Authentication, lazy_broker: LazyBroker, threads: ThreadPool
+    settings: DashboardSettings, authentication: Authentication, lazy_broker: brokers.LazyBroker, threads: ThreadPool
 ) -> Callable[[Request], Awaitable[ASGIApp]]:
     """The endpoint of the stream, with one feed for each event loop; a server has one loop."""
     feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()

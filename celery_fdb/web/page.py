@@ -44,7 +44,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route
 
-from celery_fdb.brokers import LazyBroker, NoBrokerYet
+from celery_fdb import brokers
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.visit import FORM_COOKIE, READ_ONLY, Visit, fields_of
 from kombu_fdb import Broker
@@ -184,7 +184,7 @@ FORM_S = 20.0
 class Pages:
     """The endpoints of views."""
 
-    def __init__(self, authentication: Authentication, lazy_broker: LazyBroker, threads: ThreadPool) -> None:
+    def __init__(self, authentication: Authentication, lazy_broker: brokers.LazyBroker, threads: ThreadPool) -> None:
         self._authentication = authentication
         self._lazy_broker = lazy_broker
         self._threads = threads
@@ -308,7 +308,7 @@ def _comes_from_here(headers: Headers) -> bool:
 # -- what a view answers -----------------------------------------------------------------------------------------------
 
 
-def answer(view: View, visit: Visit, lazy_broker: LazyBroker) -> Response:
+def answer(view: View, visit: Visit, lazy_broker: brokers.LazyBroker) -> Response:
     """The view's page, or a page that says why there is none. Blocks."""
     try:
         return view(visit, lazy_broker.broker())
@@ -330,6 +330,6 @@ def _unreadable(visit: Visit, reason: str) -> Response:
 
 def _unavailable(visit: Visit, error: KombuFDBError) -> Response:
     title, text, fix = "The store is away", error.diagnosis, error.attributes.get("fix")
-    if isinstance(error, NoBrokerYet):
+    if isinstance(error, brokers.NoBrokerYet):
         title, text = "Nothing here yet", f"{error.text.capitalize()} at {error.attributes['path']}"
     return visit.page("unavailable", 503, title=title, text=text, fix=fix, acted=visit.request.method == "POST")

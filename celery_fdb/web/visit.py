@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from celery_fdb.history.run import LOST
-from celery_fdb.inspection.time_formats import age, limit, moment, rate, read, took
+from celery_fdb.inspection import formats
 from celery_fdb.operations.action import Action, Audit
 from celery_fdb.web.settings import DashboardSettings, User
 from kombu_fdb.model import Spot
@@ -119,11 +119,11 @@ def environment() -> Environment:
     )
     made.filters |= {
         "number": number,
-        "age_s": partial(age, nothing=NOTHING),
-        "took": partial(took, nothing=NOTHING),
-        "rate": partial(rate, nothing=NOTHING),
+        "age_s": partial(formats.age, nothing=NOTHING),
+        "took": partial(formats.took, nothing=NOTHING),
+        "rate": partial(formats.rate, nothing=NOTHING),
         "shown": shown,
-        "limit": limit,
+        "limit": formats.limit,
         "clock": clock,
         "tone": tone,
         "state": state_name,
@@ -160,13 +160,13 @@ def number(value: float | None) -> str:
 
 def moment_of(seconds: float) -> datetime:
     """Seconds since 1970."""
-    return moment(seconds * 1000)
+    return formats.moment(seconds * 1000)
 
 
 def picked(text: str, zone: tzinfo) -> datetime | None:
     """The moment that a person picked, in ``zone``, also assumed for a text without one; None for no moment."""
     try:
-        return read(text, zone).astimezone(zone)
+        return formats.read(text, zone).astimezone(zone)
     except (ValueError, OverflowError):
         return None
 
@@ -179,9 +179,9 @@ def clock(moment: Any, form: str = "") -> str:
 def shown(value: float | None, kind: str) -> str:
     """A value of a chart, by its kind: rate, number or took."""
     if kind == "took":
-        return took(value, NOTHING)
+        return formats.took(value, NOTHING)
     if kind == "rate":
-        return rate(value, NOTHING)
+        return formats.rate(value, NOTHING)
     return number(None if value is None else int(value) if value == int(value) else value)
 
 
@@ -282,7 +282,7 @@ class Visit:
             "form_field": self.form_field,
             "navigation": NAVIGATION,
             "part": self.is_part,
-            "read_at": moment(self.settings.clock.wall_ms()),
+            "read_at": formats.moment(self.settings.clock.wall_ms()),
             "read_only": READ_ONLY,
         }
         return Response(html(template, {**common, **context}), status, media_type="text/html")

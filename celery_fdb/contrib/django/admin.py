@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, re_path, reverse
 
-from celery_fdb.contrib.django.conf import outside_transactions
+from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import DeadLetter, Queue, Session, allows, fit
 
 View = Callable[..., HttpResponseBase]
@@ -38,7 +38,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
 
     def _view(self, view: View) -> Any:
         """For staff only, with CSRF protection, as all pages of the admin; the page says what a browser keeps."""
-        return outside_transactions(self.admin_site.admin_view(view, cacheable=True))
+        return conf.outside_transactions(self.admin_site.admin_view(view, cacheable=True))
 
     def _address(self, page: str = "") -> str:
         return reverse("admin:celery_fdb_queue_changelist", current_app=self.admin_site.name) + page

@@ -47,7 +47,7 @@ from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.inspection.time_formats import read
+from celery_fdb.inspection import formats
 from kombu_fdb.errors import FormatError, OptionError
 from kombu_fdb.transport.envelope import open_payload
 
@@ -297,7 +297,7 @@ def _filled(result: TaskResult[Any, Any], meta: dict[str, Any]) -> TaskResult[An
 
 
 def _moment(value: Any) -> datetime | None:
-    return value if value is None or isinstance(value, datetime) else read(value)
+    return value if value is None or isinstance(value, datetime) else formats.read(value)
 
 
 def _error(error: BaseException, traceback: str | None = None) -> TaskError:

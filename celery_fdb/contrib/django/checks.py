@@ -40,7 +40,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's name
 from django.db import connections
 
-from celery_fdb.brokers import NoBrokerYet, location_of
+from celery_fdb import brokers
 from celery_fdb.contrib.django import conf
 from celery_fdb.results.backend import settings_of
 from kombu_fdb import doctor
@@ -216,7 +216,7 @@ def _check_cluster(location: ClusterLocation) -> Messages:
 def _check_answers() -> Messages:
     try:
         conf.lazy_broker.broker()
-    except NoBrokerYet:
+    except brokers.NoBrokerYet:
         return  # the first worker or message makes the file
     except KombuFDBError as error:
         yield _told(Warning, error, "W010")
@@ -263,7 +263,7 @@ def _read() -> tuple[conf.DjangoSettings | None, dict[str, Location], list[Check
         wrong.append(_told(Warning, error, "W001"))
     else:
         try:
-            locations[BROKER] = location_of(url, options)
+            locations[BROKER] = brokers.location_of(url, options)
         except OptionError as error:
             wrong.append(_told(Error, error, "E002"))
     if app is not None and str(app.conf.result_backend).startswith(tuple(f"{each}://" for each in SCHEMES)):

@@ -26,7 +26,6 @@ from django.core.signals import setting_changed
 from django.db import connections, transaction
 
 from celery_fdb import brokers
-from celery_fdb.brokers import LazyBroker, open_existing
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, refused
@@ -143,10 +142,10 @@ def _open() -> Broker:
     settings = read()
     url, options = broker_of(settings)
     timeout_s = settings.options.get("connect_timeout", settings.connect_timeout)  # not the workers'
-    return open_existing(url, **{**options, "connect_timeout": timeout_s})
+    return brokers.open_existing(url, **{**options, "connect_timeout": timeout_s})
 
 
-lazy_broker = LazyBroker(_open)
+lazy_broker = brokers.LazyBroker(_open)
 
 
 def _on_change(*, setting: str, **_: Any) -> None:

@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 from django.urls import re_path
 from django.views.decorators.csrf import csrf_protect
 
-from celery_fdb.contrib.django.conf import outside_transactions
+from celery_fdb.contrib.django import conf
 
 
 def _page(request: HttpRequest, path: str) -> HttpResponseBase:
@@ -25,5 +25,5 @@ def _page(request: HttpRequest, path: str) -> HttpResponseBase:
 
 
 app_name = "celery_fdb"
-_view = outside_transactions(csrf_protect(login_required(_page)))
+_view = conf.outside_transactions(csrf_protect(login_required(_page)))
 urlpatterns = [re_path(r"^(?P<path>.*)$", _view, name="pages")]

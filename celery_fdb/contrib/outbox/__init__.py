@@ -47,7 +47,7 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
-from celery_fdb.results.chords import PERHAPS_AGAIN
+from celery_fdb.results import chords
 from celery_fdb.tasks.publishing import unrepeated
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
@@ -405,14 +405,14 @@ def send(app: Celery, rows: Iterable[ClaimedRow]) -> None:
         for row in rows:
             _signature(app, row).apply_async()
         return
-    again = PERHAPS_AGAIN.set(True)
+    again = chords.PERHAPS_AGAIN.set(True)
     try:
         with app.producer_pool.acquire(block=True) as producer, batched(producer, BATCH_MESSAGES):
             for row in rows:
                 with unrepeated(app, producer, _ids(row.id)) as once:
                     _signature(app, row).apply_async(producer=once)
     finally:
-        PERHAPS_AGAIN.reset(again)
+        chords.PERHAPS_AGAIN.reset(again)
 
 
 def _signature(app: Celery, row: ClaimedRow) -> Signature:

@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from celery_fdb.brokers import LazyBroker, location_of
+from celery_fdb import brokers
 from celery_fdb.history.layout import Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
@@ -51,7 +51,7 @@ def make_collector(url: str, **options: Any) -> TaskCollector:
 
     Raises ``OptionError``.
     """
-    location_of(url, options)
+    brokers.location_of(url, options)
     return TaskCollector(lambda: Broker.open(url, **options))
 
 
@@ -62,7 +62,7 @@ class TaskCollector(Collector):
     """
 
     def __init__(self, open_: Callable[[], Broker]) -> None:
-        self._lazy_broker = LazyBroker(open_)
+        self._lazy_broker = brokers.LazyBroker(open_)
         self._lock = threading.Lock()
         self._named: set[str] = set()
 

@@ -17,8 +17,8 @@ from kombu.serialization import prepare_accept_content
 from celery_fdb.history.run import ACTIVE, LOST, PUBLISHED, bounded
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import RunView, history_of
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.message import describe, reason_of
-from celery_fdb.inspection.time_formats import took
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError
@@ -124,7 +124,7 @@ def _of_run(run: RunView) -> Iterator[Event]:
         yield Event(run.started, "started", f"{attempt}, by {run.worker} from {run.queue}")
     if run.ended is not None:
         error = f"{run.error_class}: {run.error}" if run.error_class else run.error
-        after = "" if run.runtime_s is None else f"after {took(run.runtime_s)}"
+        after = "" if run.runtime_s is None else f"after {formats.took(run.runtime_s)}"
         yield Event(run.ended, ENDS[run.state], " ".join(filter(None, (after, error))))
 
 

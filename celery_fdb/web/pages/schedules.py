@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
+from celery_fdb.inspection import formats
 from celery_fdb.inspection.schedules import BROKEN, EntryReport, configured, entry_of, fit, schedule_of, text_of
-from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
 from celery_fdb.web.visit import Visit
@@ -39,7 +39,7 @@ LastRun = Callable[[str], RunView | None]
 def schedules(visit: Visit, broker: Broker) -> Response:
     """The page of schedules, by name."""
     app = visit.settings.app
-    rows = rows_of(app, broker, moment(visit.settings.clock.wall_ms()))
+    rows = rows_of(app, broker, formats.moment(visit.settings.clock.wall_ms()))
     return visit.page("schedules", rows=rows, has_app=app is not None, most=MOST_ENTRIES)
 
 
@@ -109,7 +109,7 @@ def _timing(app: Celery | None, report: EntryReport, written: Any) -> Any:
 def _reported(report: EntryReport, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> dict[str, Any]:
     """The row of a reported entry. ``gone``: whether an entry without a recent report is gone; else beat is silent."""
     state = "beat" if _is_heard(report, now) else "gone" if gone else "silent"
-    last, first = (None if each is None else moment(each) for each in (report.last_ms, report.next_ms))
+    last, first = (None if each is None else formats.moment(each) for each in (report.last_ms, report.next_ms))
     return {
         "task": report.task,
         "timing": report.timing,
@@ -118,13 +118,13 @@ def _reported(report: EntryReport, timing: Any, last_run: LastRun, now: datetime
         "run": last_run(report.task),
         "following": _from(timing, first) if state == "beat" else [],
         "state": state,
-        "heard": moment(report.reported_ms),
+        "heard": formats.moment(report.reported_ms),
         "problem": "",
     }
 
 
 def _is_heard(report: EntryReport, now: datetime) -> bool:
-    return (now - moment(report.reported_ms)).total_seconds() <= LATE * report.again_s
+    return (now - formats.moment(report.reported_ms)).total_seconds() <= LATE * report.again_s
 
 
 # -- what is configured ------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _first(timing: Any, last: RunView | None, now: datetime) -> datetime | None:
         return _after(timing, now)
     if last is None or last.started is None:
         return None
-    return max(_after(timing, moment(last.started * 1000)) or now, now)
+    return max(_after(timing, formats.moment(last.started * 1000)) or now, now)
 
 
 def _after(timing: Any, last: datetime) -> datetime | None:

@@ -14,7 +14,7 @@ from celery.states import FAILURE, IGNORED, READY_STATES, REJECTED, SUCCESS
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from celery_fdb.history.layout import ERROR
+from celery_fdb.history import layout
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
 from celery_fdb.history.views.runs import HistoryOff, look_at_tasks, page_of_runs
@@ -50,7 +50,7 @@ def tasks(visit: Visit, broker: Broker) -> Response:
     except HistoryOff:
         return visit.page("no_history", title="Tasks", here="tasks")
     shown = seen.tasks[:MOST_SHOWN]
-    return visit.page("tasks", seen=seen, shown=shown, period=period, periods=list(PERIODS), error=ERROR)
+    return visit.page("tasks", seen=seen, shown=shown, period=period, periods=list(PERIODS), error=layout.ERROR)
 
 
 def runs(visit: Visit, broker: Broker) -> Response:

@@ -14,7 +14,8 @@ from celery.app.trace import build_tracer
 from celery.exceptions import ChordError
 from kombu.exceptions import OperationalError
 
-from celery_fdb.results import FdbBackend, chords, store
+from celery_fdb import brokers
+from celery_fdb.results import FdbBackend, chords
 from celery_fdb.results import backend as backend_module
 from celery_fdb.results.records import LAST_PLACE
 from kombu_fdb.testing.clock import ManualClock
@@ -478,7 +479,7 @@ def test_a_part_that_comes_too_late_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Ten days pass for all workers: else the session of this one would tell that the backend's clock is ahead.
-    monkeypatch.setattr(store, "common_ms", lambda _sessions, own_ms: own_ms)
+    monkeypatch.setattr(brokers, "common_ms", lambda _sessions, own_ms: own_ms)
     caplog.set_level(logging.INFO, "celery_fdb.results.backend")
     chord(header(app))(app.tasks["total"].s())
     received = receive(app)

@@ -12,8 +12,8 @@ from celery.states import FAILURE, SUCCESS
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.inspection.formats import moment
 from celery_fdb.inspection.overview import Overview, QueueView
-from celery_fdb.inspection.time_formats import moment
 from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, charts_of, rounded_up
 from celery_fdb.web.visit import FORMS
 from kombu_fdb import Broker

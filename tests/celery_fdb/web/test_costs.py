@@ -23,13 +23,14 @@ from kit.costs import CountingDatabase
 from kit.dashboard import Person
 from kit.records import record_of
 
+from celery_fdb import brokers
 from celery_fdb.history import reading
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import workflows
 from celery_fdb.inspection.schedules import EntryReport, schedule_of
-from celery_fdb.web import application, dashboard
+from celery_fdb.web import dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace, pack_stamp
@@ -183,7 +184,7 @@ def counted(shop: tuple[Broker, Size], monkeypatch: pytest.MonkeyPatch) -> Count
     monkeypatch.setattr(reading, "MOST_OF_SEGMENT", 500)
     monkeypatch.setattr(workflows, "MOST_RUNS", 500)
     broker, _ = shop
-    monkeypatch.setattr(application, "open_existing", lambda *_, **__: broker)
+    monkeypatch.setattr(brokers, "open_existing", lambda *_, **__: broker)
     counting = CountingDatabase(broker._engine.transactions.retry.database)
     broker._engine.transactions.retry.database = counting
     monkeypatch.setattr(type(broker), "database", property(lambda _: counting))

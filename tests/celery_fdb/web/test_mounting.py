@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
+from celery_fdb import brokers
 from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
 
@@ -141,7 +142,7 @@ def test_pages_do_not_wait_for_the_store_as_workers_do(monkeypatch: pytest.Monke
     app = Celery(broker="fdb+sqlite:////nowhere/broker.db", set_as_current=False)
     app.conf.broker_transport_options = {"connect_timeout": 30}
     asked: list[Any] = []
-    monkeypatch.setattr(application, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
+    monkeypatch.setattr(brokers, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
     opened: list[Any] = []
     opening = application.opening
     monkeypatch.setattr(application, "opening", lambda settings: opened.append(opening(settings)) or opened[-1])

@@ -16,10 +16,10 @@ from urllib.parse import urlencode
 
 import pytest
 
+from celery_fdb import brokers
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.overview import Overview
 from celery_fdb.operations.action import Action
-from celery_fdb.web import application
 from celery_fdb.web.pages import actions, messages, queues, workers
 from celery_fdb.web.settings import DashboardSettings
 from celery_fdb.web.visit import NOTHING, PATHS
@@ -316,7 +316,7 @@ def test_what_is_away_is_opened_anew_and_what_refuses_is_not(
         opened.append(Broker.open(url, **options))
         return opened[-1]
 
-    monkeypatch.setattr(application, "open_existing", open_existing)
+    monkeypatch.setattr(brokers, "open_existing", open_existing)
     person = visit(read_only=False)
     person.see("/queues")
     with monkeypatch.context() as patched:

@@ -12,13 +12,13 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from celery_fdb.contrib.outbox.django.models import OutboxRow
-from celery_fdb.inspection.time_formats import moment
+from celery_fdb.inspection import formats
 from kombu_fdb.primitives.masking import masked_text
 
 
 def _moment(milliseconds: int) -> datetime:
     """A moment as Django shows it in its time zone: without ``USE_TZ`` it changes none that names its zone."""
-    found = moment(milliseconds)
+    found = formats.moment(milliseconds)
     return found if settings.USE_TZ else timezone.make_naive(found, timezone.get_default_timezone())
 
 

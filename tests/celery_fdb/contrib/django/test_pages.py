@@ -19,6 +19,7 @@ import pytest
 from celery import Celery
 from django.contrib.auth import get_user
 
+from celery_fdb import brokers
 from celery_fdb.contrib.django import conf
 from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb import Broker
@@ -231,7 +232,7 @@ def test_a_page_does_not_wait_for_the_store_as_workers_do(
     app.conf.broker_transport_options = {"connect_timeout": 30}
     monkeypatch.setattr(conf, "celery_app", lambda _: app)
     asked: list[Any] = []
-    monkeypatch.setattr(conf, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
+    monkeypatch.setattr(brokers, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
     configure(CELERY_FDB=settings)
     conf._open()
     assert asked == [waits_s]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_fdb.inspection.time_formats import age, limit, moment, rate, rate_of, took
+from celery_fdb.inspection.formats import age, limit, moment, rate, rate_of, took
 
 
 @pytest.mark.parametrize("ms", [-1, 0, 2**53, 2**63, 10**30, -(10**30), 1e300])
