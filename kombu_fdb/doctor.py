@@ -49,8 +49,8 @@ from kombu_fdb.settings.location import (
     parse_url,
 )
 from kombu_fdb.settings.options import Options, parse_options, why_ignored
+from kombu_fdb.store.sqlite import files
 from kombu_fdb.store.sqlite.errors import damage, explain, to_be_let_in
-from kombu_fdb.store.sqlite.files import check_sqlite_version
 
 NEWER_STEP = "Upgrade celery-fdb in the workers: an old one could not read them, and a new one delivers them by itself."
 ASIDE_STEP = (
@@ -173,7 +173,7 @@ def _release(version: str) -> tuple[int, ...]:
 def check_file(location: SqliteLocation) -> Findings:
     """The library, the file's place and permissions."""
     try:
-        check_sqlite_version()
+        files.check_sqlite_version()
         yield Finding("ok", "sqlite", sqlite3.sqlite_version)
     except StoreUnavailable as error:
         yield _failure("sqlite", error)

@@ -34,9 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from kombu_fdb import Broker
+from kombu_fdb import Broker, doctor
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.doctor import read_cluster_file
 from kombu_fdb.engine.messages.publish import split_batch
 from kombu_fdb.engine.transfer import MOST_RESTORED
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
@@ -365,7 +364,7 @@ def name_of(broker: Broker) -> str:
     """The broker's location and namespace, with secrets masked; the same for every path to the same file or cluster."""
     location = _resolved(broker.location)
     if isinstance(location, ClusterLocation) and location.connection_string is None:
-        _, named = read_cluster_file(location.cluster_file or default_cluster_file(os.environ))
+        _, named = doctor.read_cluster_file(location.cluster_file or default_cluster_file(os.environ))
         location = dataclasses.replace(location, connection_string=named)
     return f"{location} namespace {location.namespace}"
 

@@ -67,9 +67,8 @@ from kombu_fdb.store.protocol import (
     check_size,
     check_value,
 )
-from kombu_fdb.store.sqlite import open_file
+from kombu_fdb.store.sqlite import files, open_file
 from kombu_fdb.store.sqlite.errors import damage, explain_os
-from kombu_fdb.store.sqlite.files import check_path, check_sqlite_version, identify
 from kombu_fdb.store.sqlite.space import FULL_S
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -522,7 +521,7 @@ def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> open_
     """
 
     def work() -> open_file.OpenFile:
-        identity = identify(path)
+        identity = files.identify(path)
         file = next((file for file in _open if file.is_at(identity)), None)
         if file is None:
             file = open_file.OpenFile(path, identity, clock, read_values)
@@ -605,8 +604,8 @@ class SqliteDatabase:
         """
         if synchronous not in ("normal", "full"):
             raise OptionError("synchronous must be 'normal' or 'full'", given=synchronous)
-        check_sqlite_version()
-        database = cls(check_path(os.fspath(path)), synchronous, clock or Clock())
+        files.check_sqlite_version()
+        database = cls(files.check_path(os.fspath(path)), synchronous, clock or Clock())
         open_file.refuse_tainted(database.path)
         deadline = database.clock.monotonic() + timeout_s
         database.file = attach(database, database.path, database.clock, timeout_s)
