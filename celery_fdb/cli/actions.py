@@ -10,8 +10,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, rate, table, yes_option
-from celery_fdb.inspection import formats
-from celery_fdb.inspection.filters import died_elsewhere
+from celery_fdb.inspection import filters, formats
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
@@ -40,7 +39,7 @@ def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ..
     found = [
         each
         for each in invocation.broker.spots(task_id)
-        if each.message.state in states and not died_elsewhere(each.message, each.message.queue)
+        if each.message.state in states and not filters.died_elsewhere(each.message, each.message.queue)
     ]
     if not found:
         fix = "`find` shows where its messages are."

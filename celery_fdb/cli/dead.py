@@ -12,12 +12,11 @@ from typing import Any
 
 import click
 
-from celery_fdb.cli.actions import asked, do
+from celery_fdb.cli import actions
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, rate, table, yes_option
-from celery_fdb.inspection import formats
-from celery_fdb.inspection.filters import NONE, REASONS, Filter, group, letters_in
+from celery_fdb.inspection import filters, formats
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import messages
@@ -45,7 +44,7 @@ def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose dead letters: all of the given conditions must hold."""
     options = (
         in_option,
-        click.option("--reason", help=f"For example {', '.join(REASONS)}."),
+        click.option("--reason", help=f"For example {', '.join(filters.REASONS)}."),
         click.option("--task", help="A Celery task's name; shop.* for all that begin so, - for none."),
         click.option("--key", help="The fairness key."),
         click.option("--error", help="The class of the exception; - for none."),
@@ -57,7 +56,7 @@ def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
 
 
-def _filter(given: dict[str, str | None]) -> Filter:
+def _filter(given: dict[str, str | None]) -> filters.Filter:
     """The options as a filter. Raises ``click.UsageError`` for an empty one, as of a script's unset variable.
 
     With :data:`in_option` the queue may hold messages of its own: a condition on the last death asks for one.
@@ -65,7 +64,7 @@ def _filter(given: dict[str, str | None]) -> Filter:
     fields = {name: text for name, text in given.items() if text is not None}
     if not all(text.strip() for name, text in fields.items() if name != "key"):
         raise click.UsageError("a condition is empty; - finds those that have none")
-    return Filter.of(fields if fields.keys() <= {"task", "key"} else {**fields, "died": "yes"})
+    return filters.Filter.of(fields if fields.keys() <= {"task", "key"} else {**fields, "died": "yes"})
 
 
 id_arguments = click.argument("ids", metavar="[ID]...", nargs=-1)
@@ -171,7 +170,7 @@ def replay(
     conditions = wanted.conditions()
     if not (ids or wanted or limit or yes) and _is_terminal():
         request = Request(letters.dead_queue, fields={} if to is None else {"to": to})
-        request = asked(invocation, "replay_all", request, yes=False, everything=True)
+        request = actions.asked(invocation, "replay_all", request, yes=False, everything=True)
         # Letters that have died meanwhile stay.
         conditions, limit = messages.conditions(request), request.asked.number
     count = 0
@@ -211,18 +210,18 @@ def discard(
     _check_reason(letters, wanted.reason)
     request = Request(letters.dead_queue, spots, fields=wanted.fields(), seconds=math.inf)
     name = "discard" if ids else "discard_all"
-    request = asked(invocation, name, request, yes=yes, everything=everything)
+    request = actions.asked(invocation, name, request, yes=yes, everything=everything)
     if everything and not request.asked.is_about_none:  # some may be unreadable, and have no name
         request = request.asking(request.asked._replace(named=None))
-    outcome = do(invocation, name, request)
+    outcome = actions.do(invocation, name, request)
     count = len(spots) - outcome.missed if ids else outcome.number
     return Answer({"queue": queue, "discarded": count}, [outcome.text])
 
 
 def _check_reason(letters: DeadLetters, reason: str) -> None:
     """Refuse a mistyped reason, which would match nothing and look like success. Raises ``Refused``."""
-    found = letters.each(**Filter(reason=reason, died=True).conditions())
-    if reason in {"", NONE, *REASONS} or next(found, None) is not None:
+    found = letters.each(**filters.Filter(reason=reason, died=True).conditions())
+    if reason in {"", filters.NONE, *filters.REASONS} or next(found, None) is not None:
         return
     reasons = ", ".join(clean(each) for each in sorted(letters.count(by="reason")) if each)
     fix = f"There are: {reasons}." if reasons else "There are no dead letters."
@@ -233,7 +232,7 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _spots(invocation: Invocation, letters: DeadLetters, ids: tuple[str, ...], wanted: Filter) -> list[Spot]:
+def _spots(invocation: Invocation, letters: DeadLetters, ids: tuple[str, ...], wanted: filters.Filter) -> list[Spot]:
     """Where the dead letters with these ids stand, if they match. Raises ``Refused`` for an id that is not there."""
     found = [_find(invocation, letters, each) for each in ids]
     found = [each for each in found if each.message.state == "ready" and wanted.matches(each.message)]
@@ -259,8 +258,8 @@ def _find(invocation: Invocation, letters: DeadLetters, wanted: str) -> Listed:
 def causes(invocation: Invocation, *, queue: str, in_queue: bool, most: int) -> Answer:
     """Count the dead letters of QUEUE by task, error and reason, with the first and the last death of each."""
     queues = [_letters(invocation, queue, in_queue=in_queue).dead_queue]
-    groups, counted, _ = group(invocation.broker, queues, most=most)
-    total = letters_in(invocation.broker, queues)
+    groups, counted, _ = filters.group(invocation.broker, queues, most=most)
+    total = filters.letters_in(invocation.broker, queues)
     rows = [(each.task, each.said, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in groups]
     document = {
         "causes": [
@@ -293,7 +292,7 @@ def edit(
         raise click.UsageError("give --args or --kwargs")
     letters = _letters(invocation, queue, in_queue=in_queue)
     spot = _find(invocation, letters, message_id).spot
-    outcome = do(invocation, "edit", Request(letters.dead_queue, [spot], fields=fields))
+    outcome = actions.do(invocation, "edit", Request(letters.dead_queue, [spot], fields=fields))
     return Answer({"queue": queue, "id": message_id, "replayed": 1 - outcome.missed}, [outcome.text])
 
 

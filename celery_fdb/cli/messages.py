@@ -11,9 +11,7 @@ from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, table
-from celery_fdb.inspection import formats
-from celery_fdb.inspection.filters import Filter
-from celery_fdb.inspection.filters import search as search_page
+from celery_fdb.inspection import filters, formats
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.overview import STATES
 from kombu_fdb.errors import QueueNotFound
@@ -139,13 +137,13 @@ def search(
 ) -> Answer:
     """Find messages of QUEUE that match all the options, dead letters too: name QUEUE.dead."""
     known(invocation, queue)
-    wanted = Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
+    wanted = filters.Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
     of_queue = invocation.broker.queue(queue)
     described: list[dict[str, Any]] = []
     looked_at = 0
     following: bytes | None = b""
     while following is not None and len(described) < limit and looked_at < most:
-        found, number, following = search_page(
+        found, number, following = filters.search(
             of_queue,
             wanted,
             limit - len(described),

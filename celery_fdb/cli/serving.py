@@ -262,14 +262,14 @@ def _listen(address: str, port: int) -> socket.socket:
 def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> None:
     import uvicorn
 
-    from celery_fdb.cli.connections import TimedProtocol
+    from celery_fdb.cli import connections
 
     prefix = given["root_path"].strip("/")
     config = uvicorn.Config(
         application,
         proxy_headers=bool(given["forwarded_allow_ips"]),
         forwarded_allow_ips=given["forwarded_allow_ips"] or None,
-        http=TimedProtocol,
+        http=connections.TimedProtocol,
         ws="none",
         backlog=BACKLOG,
         log_level="warning",

@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from celery import Celery
 
-from celery_fdb.inspection.filters import FIELDS, Filter, dead_queues, died_elsewhere
+from celery_fdb.inspection import filters
 from celery_fdb.inspection.overview import look
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
@@ -218,9 +218,9 @@ class Request(NamedTuple):
         raise InvalidArgument("all ready or all delayed messages", given=shown(asked), fix="Select the others.")
 
     @property
-    def filter(self) -> Filter:
+    def filter(self) -> filters.Filter:
         """The filter of an action on all matching messages. Raises ``InvalidArgument``."""
-        return Filter.of(self.fields, self.zone)
+        return filters.Filter.of(self.fields, self.zone)
 
     @property
     def asked(self) -> Asked:
@@ -332,10 +332,10 @@ class Action:
         if not self.by_filter:
             return request
         matches = request.filter.matches
-        queues = sorted(dead_queues(broker, look(broker))) if self.everywhere else [request.queue]
+        queues = sorted(filters.dead_queues(broker, look(broker))) if self.everywhere else [request.queue]
         about = Asked.about(
             (each.message for name in queues for each in listed(broker.queue(name), request.state)),
-            lambda each: matches(each) and (not self.everywhere or died_elsewhere(each, each.queue)),
+            lambda each: matches(each) and (not self.everywhere or filters.died_elsewhere(each, each.queue)),
         )._replace(by=max((broker.queue(each).mark() for each in queues), default=b""))
         return request.asking(about)
 
@@ -372,7 +372,8 @@ class Action:
 
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
         """The key and the fields of a ``Request``, from the fields that a page received."""
-        known = (*(each.name for each in self.fields), ASKED_FIELD, *((*FIELDS, "state") if self.by_filter else ()))
+        of_filter = (*filters.FIELDS, "state") if self.by_filter else ()
+        known = (*(each.name for each in self.fields), ASKED_FIELD, *of_filter)
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
 

@@ -29,8 +29,7 @@ from celery.utils.saferepr import saferepr
 from kombu.utils.json import loads as loads_types
 
 from celery_fdb.control import ResultNotRevoked, ask_workers, revoke_result
-from celery_fdb.inspection import formats
-from celery_fdb.inspection.filters import dead_queues, died_elsewhere
+from celery_fdb.inspection import filters, formats
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Field, Outcome, Request, in_parts
 from kombu_fdb import Broker
@@ -393,7 +392,7 @@ def _everywhere(verb: Callable[..., Part], done: str, broker: Broker, request: R
     """
     stuck: set[str] = set()
     given, wanted, by = request.filter.conditions(), request.wanted, request.asked.by
-    queues = sorted(dead_queues(broker, look(broker)))
+    queues = sorted(filters.dead_queues(broker, look(broker)))
 
     def part(mark: bytes) -> Part:
         """One part of the mark's queue, or of the next queue if that one is gone."""
@@ -410,7 +409,7 @@ def _everywhere(verb: Callable[..., Part], done: str, broker: Broker, request: R
     def part_of(queue: str, mark: bytes) -> Part:
         here: dict[str, Any] = {
             **given,
-            "where": lambda letter: died_elsewhere(letter, queue) and wanted(letter),
+            "where": lambda letter: filters.died_elsewhere(letter, queue) and wanted(letter),
         }
         try:
             return verb(broker.dead_letters(queue), mark, **here)

@@ -14,8 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, re_path, reverse
 
-from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.models import DeadLetter, Queue, Session, allows, fit
+from celery_fdb.contrib.django import conf, models
 
 View = Callable[..., HttpResponseBase]
 
@@ -56,15 +55,15 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return lead
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return allows(request, "view_queue")
+        return models.allows(request, "view_queue")
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         del obj
-        return allows(request, "view_queue")
+        return models.allows(request, "view_queue")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         del obj
-        return allows(request, "manage_queue")
+        return models.allows(request, "manage_queue")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         del request
@@ -75,7 +74,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return False
 
 
-@admin.register(Queue)
+@admin.register(models.Queue)
 class QueueAdmin(StoreAdmin):
     """The entry at whose addresses the dashboard is."""
 
@@ -103,21 +102,21 @@ class QueueAdmin(StoreAdmin):
         return page(request, path, around=around, log_of=self._log_of)
 
     def _log_of(self, queue: str) -> str:
-        name = quote(fit(queue)) or NO_NAME
+        name = quote(models.fit(queue)) or NO_NAME
         return reverse("admin:celery_fdb_queue_history", args=(name,), current_app=self.admin_site.name)
 
     def _history(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The history of a queue, by the queue's name in the log."""
         return self.history_view(request, quote(name_in(object_id)))
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue:
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> models.Queue:
         """The object of the history page, which shows log entries of any name."""
         del request, from_field
-        return Queue(name=object_id or "(no name)")
+        return models.Queue(name=object_id or "(no name)")
 
 
-admin.site.register(DeadLetter, StoreAdmin, page="dead", old=(("causes/", "causes", "causes", {}),))
-admin.site.register(Session, StoreAdmin, page="sessions")
+admin.site.register(models.DeadLetter, StoreAdmin, page="dead", old=(("causes/", "causes", "causes", {}),))
+admin.site.register(models.Session, StoreAdmin, page="sessions")
 
 
 #: Spellings in an address that ``quote`` does not give: of an empty name, and of a dot in a name of dots only.

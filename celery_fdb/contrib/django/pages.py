@@ -24,8 +24,7 @@ from django.views.static import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.models import Queue, allows, fit
+from celery_fdb.contrib.django import conf, models
 from celery_fdb.operations.action import Audit, log_audit
 from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.live import LiveStats
@@ -66,7 +65,7 @@ def page(
 
     Raises ``PermissionDenied`` and ``Http404``.
     """
-    if not allows(request, "view_queue"):
+    if not models.allows(request, "view_queue"):
         raise PermissionDenied
     if path.startswith(STATIC) and request.method in READING:
         found = serve(request, path.removeprefix(STATIC), document_root=str(HERE / "static"))
@@ -110,9 +109,9 @@ def _visit(request: HttpRequest, path: str) -> Visit:
     )
     user = User(
         str(request.user.get_username()),
-        may_act=allows(request, "manage_queue"),
-        may_see_bodies=allows(request, "view_body"),
-        may_act_on_workers=allows(request, "manage_worker"),
+        may_act=models.allows(request, "manage_queue"),
+        may_see_bodies=models.allows(request, "view_body"),
+        may_act_on_workers=models.allows(request, "manage_worker"),
     )
     visit = Visit(asked, _settings(), user, _audit(request), get_token(request), streams=False)
     visit.form_field, visit.zone = "csrfmiddlewaretoken", _zone()
@@ -155,15 +154,15 @@ def _audit(request: HttpRequest) -> Audit:
     def begin(queue: str, text: str) -> Callable[[str], None]:
         entry = LogEntry.objects.create(
             user_id=request.user.pk,
-            content_type_id=ContentType.objects.get_for_model(Queue, for_concrete_model=False).pk,
-            object_id=fit(queue),
-            object_repr=fit(queue)[:200],
+            content_type_id=ContentType.objects.get_for_model(models.Queue, for_concrete_model=False).pk,
+            object_id=models.fit(queue),
+            object_repr=models.fit(queue)[:200],
             action_flag=CHANGE,
-            change_message=fit(text),
+            change_message=models.fit(text),
         )
 
         def complete(text: str) -> None:
-            entry.change_message = fit(text)
+            entry.change_message = models.fit(text)
             entry.save(update_fields=["change_message"])
 
         return complete

@@ -11,16 +11,7 @@ from collections.abc import Sequence
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from celery_fdb.inspection.filters import (
-    FIELDS,
-    REASONS,
-    Filter,
-    dead_queues,
-    died_elsewhere,
-    group,
-    letters_in,
-    search,
-)
+from celery_fdb.inspection import filters
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import STATES, QueueView, look
 from celery_fdb.operations.action import Action
@@ -42,7 +33,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
     name, state = visit.asked("queue"), _state(visit)
     reverse, wanted = visit.asked("order") == "newest", wanted_of(visit)
     size, now_ms = visit.settings.page_size, visit.settings.clock.wall_ms()
-    found, looked_at, following = search(
+    found, looked_at, following = filters.search(
         broker.queue(name), wanted, size, state=state, reverse=reverse, after=_after(visit)
     )
     rows = [MessageView.of(each, now_ms) for each in found]
@@ -62,8 +53,10 @@ def messages(visit: Visit, broker: Broker) -> Response:
             "key": known(each for each in (*broker.queue(name).keys(limit=size), *(row.message.key for row in rows))),
             "error": known(row.error for row in rows),
         },
-        spoken=REASONS,
-        reasons=known((*REASONS, wanted.reason, *(row.message.deaths[0].reason for row in rows if row.message.deaths))),
+        spoken=filters.REASONS,
+        reasons=known(
+            (*filters.REASONS, wanted.reason, *(row.message.deaths[0].reason for row in rows if row.message.deaths))
+        ),
         looked_at=looked_at,
         following=None if following is None else following.hex(),
         reverse=reverse,
@@ -102,7 +95,7 @@ def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
     states = {row.message.state for row in rows}
     if queue.endswith(DEAD_SUFFIX) and states <= {"ready"}:
         return named("replay", "edit", "discard")
-    has_strangers = any(died_elsewhere(row.message, queue) and row.message.state == "ready" for row in rows)
+    has_strangers = any(filters.died_elsewhere(row.message, queue) and row.message.state == "ready" for row in rows)
     due = ["run_now", "reschedule"] if "delayed" in states else ["reschedule"] if "ready" in states else []
     return named(*(["replay", "edit"] if has_strangers else []), *due, "cancel")
 
@@ -115,11 +108,11 @@ def _offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
     return named("cancel_all") if states and "leased" not in states else []
 
 
-def wanted_of(visit: Visit) -> Filter:
+def wanted_of(visit: Visit) -> filters.Filter:
     """The filter in the address, without its empty fields. Raises ``HTTPException``."""
-    given = {name: value for name in FIELDS if (value := visit.request.query_params.get(name))}
+    given = {name: value for name in filters.FIELDS if (value := visit.request.query_params.get(name))}
     visit.asked_arguments()
-    return Filter.of(given, visit.zone)
+    return filters.Filter.of(given, visit.zone)
 
 
 def _state(visit: Visit) -> State:
@@ -162,14 +155,14 @@ def causes(visit: Visit, broker: Broker) -> Response:
 def _held(broker: Broker) -> list[tuple[QueueView, set[str]]]:
     """The queues of dead letters, the longest first, each with the queues whose letters it holds."""
     seen = look(broker)
-    homes = dead_queues(broker, seen)
+    homes = filters.dead_queues(broker, seen)
     held = [(each, homes[each.name]) for each in seen.queues if each.name in homes]
     return sorted(held, key=lambda each: (-each[0].ready, each[0].name))
 
 
 def _causes(visit: Visit, broker: Broker, queues: Sequence[str], *, queue: str | None) -> Response:
     """The page of causes in these queues. ``queue``: the only one, None for all."""
-    groups, counted, is_whole = group(broker, queues, wanted_of(visit), only_dead=queue is None)
+    groups, counted, is_whole = filters.group(broker, queues, wanted_of(visit), only_dead=queue is None)
     return visit.page(
         "causes",
         queue=queue,
@@ -177,7 +170,7 @@ def _causes(visit: Visit, broker: Broker, queues: Sequence[str], *, queue: str |
         groups=groups[:MOST_GROUPS],
         hidden=max(len(groups) - MOST_GROUPS, 0),
         counted=counted,
-        total=letters_in(broker, queues),
+        total=filters.letters_in(broker, queues),
         is_whole=is_whole,
         actions=named(*(f"{each}_{'everywhere' if queue is None else 'all'}" for each in ("replay", "discard"))),
     )

@@ -20,7 +20,7 @@ from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
 from celery_fdb.history.views.runs import HistoryOff, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, page_of_workflows, workflow_of
-from celery_fdb.inspection.filters import moment_ms
+from celery_fdb.inspection import filters
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
@@ -75,7 +75,7 @@ def _wanted(visit: Visit, names: Sequence[str]) -> tuple[dict[str, str], Wanted]
     given = {name: text[:LONGEST] for name in names if (text := visit.asked(name))}
     fields: dict[str, Any] = dict(given)
     for name in ("since", "until"):
-        fields[f"{name}_ms"] = moment_ms(name, fields.pop(name, ""), visit.zone) or 0
+        fields[f"{name}_ms"] = filters.moment_ms(name, fields.pop(name, ""), visit.zone) or 0
     if "arguments" in fields:
         fields["arguments"] = visit.asked_arguments()[:LONGEST]
     return given, Wanted(**fields)
