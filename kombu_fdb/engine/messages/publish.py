@@ -63,7 +63,7 @@ from typing import Any, TypeVar
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import from_outside, put_delayed, put_ready
-from kombu_fdb.engine.scheduling import limit_changes
+from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
@@ -134,7 +134,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
                 refused.append((name, one if one.message_id else one._replace(message_id=work.environment.ids())))
         plans.append((stored, refused))
     if keys:
-        limit_changes.check_capacity(work, keys)
+        key_limits.check_capacity(work, keys)
     for key, value in entries.items():
         work.tr.set(key, value)
     for stored, refused in plans:

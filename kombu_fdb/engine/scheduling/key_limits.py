@@ -1,4 +1,6 @@
-"""Enforcement: how many messages of a key a claim may serve now, by the key's limits. Guarantee KEY-LIMIT.
+"""Enforcement of a key's limits: how many of its messages a claim may serve now, and a publish may add (capacity).
+
+Guarantee KEY-LIMIT.
 
 A claim reads the limits serializably, and also the queue's control, which says whether there are any (``claim.py``): so
 no claim under the old limits commits after a change. The number in flight may be read at snapshot: acks only lower it,
@@ -36,11 +38,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.keyspace.codec import control_of, decode_count, limits_of
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.primitives.clock import Clock
@@ -306,3 +309,34 @@ class Allowances:
 
 def _counts(limits: KeyLimits) -> bool:
     return not limits.paused and (limits.max_in_flight is not None or limits.rate is not None)
+
+
+# -- how many a key may have ready -------------------------------------------------------------------------------------
+
+
+def check_capacity(work: Work, keys: Mapping[str, Mapping[str, int]]) -> None:
+    """Check that what is about to be ready fits. Raises ``CapacityExceeded`` for the first key that is full.
+
+    ``keys``: how many messages come to those of each queue. At snapshot, in one round trip: concurrent publishers may
+    overshoot a little. A delayed message needs no room until it is due, and then enters even a full key, so the retry
+    of a running task is not lost.
+    """
+    controls = work.routing.controls(work.tr, keys)
+    asked = [(queue, key) for queue, control in controls.items() if _has_capacities(control) for key in keys[queue]]
+    rows = [row for each in asked for row in (work.keys.limits(*each), work.keys.backlog(*each))]
+    found = work.tr.get_many(rows, snapshot=True) if rows else []
+    for (queue, key), own, backlog in zip(asked, found[::2], found[1::2], strict=True):
+        capacity = (controls[queue].every_key if own is None else limits_of(own)).capacity
+        before = decode_count(backlog)
+        if capacity is not None and before + keys[queue][key] > capacity:
+            raise CapacityExceeded(
+                queue=queue,
+                key=key,
+                current_size=max(before, capacity),
+                capacity=capacity,
+                fix="Nothing was stored: publish it again later, or raise the key's capacity.",
+            )
+
+
+def _has_capacities(control: QueueControl) -> bool:
+    return control.limited or control.every_key.capacity is not None

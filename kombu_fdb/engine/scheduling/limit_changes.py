@@ -38,12 +38,11 @@ from typing import Any, TypeVar
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.key_limits import COUNTING
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import CapacityExceeded, FormatError, InvalidArgument
+from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import (
     Message,
     control_of,
     decode_control,
-    decode_count,
     decode_limits,
     encode_lease,
     encode_settings,
@@ -333,31 +332,3 @@ def _replace(value: T, changes: Mapping[str, Any]) -> T:
     for name in changes.keys() - known:
         raise InvalidArgument("no such limit", name=name, fix=f"Known limits: {', '.join(sorted(known))}.")
     return dataclasses.replace(value, **changes)
-
-
-def check_capacity(work: Work, keys: Mapping[str, Mapping[str, int]]) -> None:
-    """Check that what is about to be ready fits. Raises ``CapacityExceeded`` for the first key that is full.
-
-    ``keys``: how many messages come to those of each queue. At snapshot, in one round trip: concurrent publishers may
-    overshoot a little. A delayed message needs no room until it is due, and then enters even a full key, so the retry
-    of a running task is not lost.
-    """
-    controls = work.routing.controls(work.tr, keys)
-    asked = [(queue, key) for queue, control in controls.items() if _has_capacities(control) for key in keys[queue]]
-    rows = [row for each in asked for row in (work.keys.limits(*each), work.keys.backlog(*each))]
-    found = work.tr.get_many(rows, snapshot=True) if rows else []
-    for (queue, key), own, backlog in zip(asked, found[::2], found[1::2], strict=True):
-        capacity = (controls[queue].every_key if own is None else limits_of(own)).capacity
-        before = decode_count(backlog)
-        if capacity is not None and before + keys[queue][key] > capacity:
-            raise CapacityExceeded(
-                queue=queue,
-                key=key,
-                current_size=max(before, capacity),
-                capacity=capacity,
-                fix="Nothing was stored: publish it again later, or raise the key's capacity.",
-            )
-
-
-def _has_capacities(control: QueueControl) -> bool:
-    return control.limited or control.every_key.capacity is not None
