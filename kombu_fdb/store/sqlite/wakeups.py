@@ -214,10 +214,10 @@ class Listener:
             self.lock.run(lambda: self._disarm(watch), LOCK_S)
 
     def forget(self, owner: Hashable) -> None:
-        """Disarm all watches of ``owner``."""
+        """Cancel all watches of ``owner``. A comparison under way fires none of them."""
         for watch, whose in self._all_armed():
             if whose is owner:
-                self.disarm(watch)
+                watch.cancel()
 
     def hear(self, digests: list[bytes]) -> None:
         """Take digests from this very process, with the lock: costs nothing if no watch waits for them."""

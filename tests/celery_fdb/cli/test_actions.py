@@ -203,7 +203,7 @@ def test_a_dead_letter_that_comes_where_there_was_none_to_ask_about_stays(run, b
         return request
 
     jobs = broker.declare("jobs")
-    monkeypatch.setattr("celery_fdb.cli.dead.asked", then_one_dies)
+    monkeypatch.setattr("celery_fdb.cli.actions.asked", then_one_dies)
     assert run("dead", "discard", "jobs", "--all", "--json").json["discarded"] == 0
     assert jobs.dead_letters.count().total() == 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -324,6 +324,21 @@ def test_a_closed_handles_watches_never_fire(path: str) -> None:
     assert stays.armed_watches == 1
     commit(stays, lambda tr: tr.set_versionstamped_value(b"bell"))
     assert fired.wait(TIMEOUT_S)
+    assert not silent.is_set()
+    stays.close()
+
+
+def test_a_handle_that_closes_during_a_comparison_fires_no_watch(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stays, goes = SqliteDatabase.open(path), SqliteDatabase.open(path)
+    watch, silent = arm(goes, b"bell")
+    listener = stays.file.listener
+
+    def read_values(keys: Sequence[bytes]) -> list[bytes | None]:
+        goes.close()
+        return [b"changed" for _ in keys]
+
+    monkeypatch.setattr(listener, "_read_values", read_values)
+    listener.compare([watch])
     assert not silent.is_set()
     stays.close()
 
