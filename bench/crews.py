@@ -1,4 +1,4 @@
-"""Workers of several kinds at one broker: one and four of them with four children each, threads, gevent.
+"""Workers of several kinds at one broker: one, two and four of them with four children each, solo, threads, gevent.
 
 They start on a queue that stays empty. When all of them answer, the tasks are sent to another one, and only then are
 they told to consume it: so none is ahead of the others, and nothing is published while they work.

@@ -39,7 +39,9 @@ ONCE = {
     "idle1": 10,
     "idle50": 10,
     "workers1": 2000,
+    "workers2": 2000,
     "workers4": 2000,
+    "solo": 2000,
     "threads": 2000,
     "gevent": 2000,
 }

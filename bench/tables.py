@@ -34,7 +34,9 @@ CROWDS = {
 WORKERS = {
     "tasks": "1 x prefork 2: tasks/s",
     "workers1": "1 x prefork 4",
+    "workers2": "2 x prefork 4",
     "workers4": "4 x prefork 4",
+    "solo": "solo",
     "threads": "4 threads",
     "gevent": "50 greenlets",
 }

@@ -40,7 +40,9 @@ CROWDS = {
 #: Workers, their pool, its size.
 CREWS = {
     "workers1": (1, "prefork", 4),
+    "workers2": (2, "prefork", 4),
     "workers4": (4, "prefork", 4),
+    "solo": (1, "solo", 1),
     "threads": (1, "threads", 4),
     "gevent": (1, "gevent", 50),
 }
