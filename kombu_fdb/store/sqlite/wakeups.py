@@ -218,6 +218,7 @@ class Listener:
         for watch, whose in self._all_armed():
             if whose is owner:
                 watch.cancel()
+                self.disarm(watch)  # again: an earlier cancel may have been interrupted before it did
 
     def hear(self, digests: list[bytes]) -> None:
         """Take digests from this very process, with the lock: costs nothing if no watch waits for them."""

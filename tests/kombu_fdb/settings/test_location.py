@@ -245,7 +245,7 @@ def test_a_cluster_id_is_never_shown_however_many_slashes_stand_before_it(url: s
 
 
 @pytest.mark.parametrize("secret", ["s3cret", "pa:s3cret", "pa/s3cret", "s3@cret", ":", "s3:/@cret"])
-def test_a_secret_is_masked_whatever_is_in_it(secret: str) -> None:
+def test_a_secret_in_a_whole_url_is_masked_whatever_is_in_it(secret: str) -> None:
     assert masked_url(f"fdb://shop:{secret}@10.0.0.1:4500/jobs") == "fdb://shop:**@10.0.0.1:4500/jobs"
 
 

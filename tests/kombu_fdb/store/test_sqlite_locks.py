@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import SUCCESS
 from click.testing import CliRunner
 from kit.conformance.store import TIMEOUT_S, arm, commit, read
@@ -32,6 +33,7 @@ from kombu_fdb.process.client import close_clients
 from kombu_fdb.process.connect import open_store
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
+from kombu_fdb.store.protocol import Watch
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 #: Where SQLite locks (https://www.sqlite.org/fileformat2.html#the_lock_byte_page, src/os_unix.c): a byte of ``-shm``
@@ -340,6 +342,21 @@ def test_a_handle_that_closes_during_a_comparison_fires_no_watch(path: str, monk
     monkeypatch.setattr(listener, "_read_values", read_values)
     listener.compare([watch])
     assert not silent.is_set()
+    stays.close()
+
+
+def test_a_handle_that_closes_again_leaves_no_watch_whose_cancel_was_interrupted(path: str) -> None:
+    stays, goes = SqliteDatabase.open(path), SqliteDatabase.open(path)
+    watch, _ = arm(goes, b"bell")
+
+    def interrupted(_: Watch) -> None:
+        raise SoftTimeLimitExceeded
+
+    watch._release = interrupted
+    with pytest.raises(SoftTimeLimitExceeded):
+        goes.close()
+    goes.close()
+    assert stays.armed_watches == 0
     stays.close()
 
 
