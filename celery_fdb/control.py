@@ -78,19 +78,24 @@ class Control(CeleryControl):
             if not isinstance(channel, Channel):
                 return 0
             broker = Broker.of(channel.client)
-            return sum(self._cancel(broker, each) for each in wanted)
-
-    def _cancel(self, broker: Broker, task_id: str) -> int:
-        taken = operational_errors(broker.cancel)(task_id)
-        if taken:
-            revoke_result(self.app, taken[0])
-        return len(taken)
+            return sum(operational_errors(cancel_task)(broker, each, self.app) for each in wanted)
 
     def revoke(self, task_id: str | list[str], destination: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Do what Celery's does, after :meth:`cancel`. With a ``destination``, nothing is cancelled in the store."""
         if destination is None:
             self.cancel(task_id, kwargs.get("connection"))
         return super().revoke(task_id, destination, *args, **kwargs)
+
+
+def cancel_task(broker: Broker, task_id: str, app: Celery | None) -> int:
+    """Delete the waiting messages of a task; with its app, mark its result as revoked. Returns how many were deleted.
+
+    Raises :class:`ResultNotRevoked` if the result backend does not answer after the deletion.
+    """
+    taken = broker.cancel(task_id)
+    if taken and app is not None:
+        revoke_result(app, taken[0])
+    return len(taken)
 
 
 def ask_workers(app: Celery, question: Callable[[CeleryControl], T]) -> T:

@@ -55,7 +55,7 @@ HOMES = {
     "resume": "actions",
     "limit": "actions",
     "dead": "dead",
-    "move": "messages",
+    "move": "actions",
     "purge": "actions",
     "delete": "actions",
     "publish": "actions",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from celery_fdb.cli.look import known
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, rate, table, yes_option
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, table, yes_option
 from celery_fdb.inspection import filters, formats
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.catalogue import ACTIONS
-from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
+from kombu_fdb.errors import FormatError, KombuFDBError, QueueError, QueueNotFound
 
 
 @command("run-now")
@@ -95,6 +94,27 @@ def purge(invocation: Invocation, *, queue: str, yes: bool) -> Answer:
 
 
 @command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--limit", type=click.IntRange(1), help="How many; default: all.")
+@click.option("--key", help="Only ready messages with this fairness key.")
+@click.option("--new", is_flag=True, help="Allow a TARGET that is not declared.")
+def move(invocation: Invocation, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
+    """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
+    known(invocation, source)
+    flags = {name: "yes" for name, given in (("first", limit), ("new", new)) if given}
+    request = asked(invocation, "move", Request(source, key=key, fields={"target": target, **flags}), yes=True)
+    if limit:
+        request = request.asking(request.asked._replace(number=min(limit, request.asked.number)))
+    try:
+        outcome = do(invocation, "move", request)
+    except QueueNotFound:
+        fix = "Check its name, or add --new to move them to a new queue."
+        raise QueueNotFound(queue=target, fix=fix) from None
+    return Answer({"source": source, "target": target, "moved": outcome.number}, [outcome.text])
+
+
+@command()
 @click.argument("queue")
 @click.argument("key", required=False)
 def pause(invocation: Invocation, *, queue: str, key: str | None) -> Answer:
@@ -118,56 +138,33 @@ def _switch(invocation: Invocation, name: str, queue: str, key: str | None) -> A
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """An option that takes what ``read`` takes, or ``none`` to take the limit away."""
-    return lambda text: text if text == "none" else read(text)
-
-
 @command()
 @click.argument("queue")
 @click.argument("key", required=False)
-@click.option("--weight", type=int, help="Messages per turn.")
+@click.option("--weight", metavar="INTEGER", help="Messages per turn.")
+@click.option("--max-in-flight", metavar="INTEGER|NONE", help="How many may be leased at a time.")
+@click.option("--rate", metavar="RATE|NONE", help="Messages a second across all consumers; 100/m and 1000/h also work.")
+@click.option("--burst", metavar="INTEGER", help="How many may be delivered at once within the rate.")
 @click.option(
-    "--max-in-flight", type=or_none(click.INT), metavar="INTEGER|NONE", help="How many may be leased at a time."
+    "--capacity", metavar="INTEGER|NONE", help="How many ready messages it may have before publishing is refused."
 )
-@click.option(
-    "--rate",
-    type=or_none(rate),
-    metavar="RATE|NONE",
-    help="Messages a second across all consumers; 100/m and 1000/h also work.",
-)
-@click.option("--burst", type=int, help="How many may be delivered at once within the rate.")
-@click.option(
-    "--capacity",
-    type=or_none(click.INT),
-    metavar="INTEGER|NONE",
-    help="How many ready messages it may have before publishing is refused.",
-)
-@click.option(
-    "--priority",
-    type=or_none(click.INT),
-    metavar="INTEGER|NONE",
-    help="Priority of the whole key, 0 to 9 (9 is the most urgent).",
-)
+@click.option("--priority", metavar="INTEGER|NONE", help="Priority of the whole key, 0 to 9 (9 is the most urgent).")
 @click.option("--remove", is_flag=True, help="Remove the key's own limits; those of every key apply again.")
-def limit(invocation: Invocation, *, queue: str, key: str | None, remove: bool, **given: Any) -> Answer:
+def limit(invocation: Invocation, *, queue: str, key: str | None, remove: bool, **given: str | None) -> Answer:
     """Show or change the limits of KEY in QUEUE; without KEY, of every key that has no limits of its own.
 
     Only the limits you name change; none removes a limit. Changes apply from the next message on.
     """
     known(invocation, queue)
-    named = {name: value for name, value in given.items() if value is not None}
-    changes: dict[str, Any] = {name: None if value == "none" else value for name, value in named.items()}
+    changes = {name: text for name, text in given.items() if text is not None}
+    if not all(text.strip() for text in changes.values()):
+        raise click.UsageError("a limit is empty; none removes it")
+    changes = {name: "" if text == "none" else text for name, text in changes.items()}
     if remove and (changes or key is None):
         raise click.UsageError("--remove needs a KEY and no other option")
-    target = invocation.broker.queue(queue)
-    if remove:
-        do(invocation, "unlimit", Request(queue, key=key))
-    elif changes and key is None:
-        target.limit_every_key(**changes)
-    elif changes:
-        target.limit(str(key), **changes)
-    fields = dataclasses.asdict(target.limits(key))
+    if remove or changes:
+        do(invocation, "unlimit" if remove else "limit", Request(queue, key=key, fields=changes))
+    fields = dataclasses.asdict(invocation.broker.queue(queue).limits(key))
     rows = [(name, _limit(name, value)) for name, value in fields.items()]
     return Answer({"queue": queue, "key": key, "limits": fields}, [table("limit value", rows)])
 

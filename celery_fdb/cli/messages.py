@@ -1,4 +1,4 @@
-"""``peek``, ``find``, ``search``, ``cancel`` and ``move``: commands on the messages of a queue or a task."""
+"""``peek``, ``find``, ``search`` and ``cancel``: commands on the messages of a queue or a task."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, table
+from celery_fdb.control import cancel_task
 from celery_fdb.inspection import filters, formats
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.overview import STATES
-from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked, State
 from kombu_fdb.primitives.plural import plural
-
-#: The bar moves on after this many messages.
-MOVED_AT_ONCE = 1_000
 
 #: The note after a cancellation by the broker's URL.
 UNTOLD = "its result and chord are not updated: that needs the app, as in celery -A APP fdb cancel"
@@ -173,14 +170,10 @@ def cancel(invocation: Invocation, *, task_id: str) -> Answer:
     With an app (celery -A), its result becomes REVOKED and its chord fails.
     """
     app = invocation.app_of_broker
-    if taken := invocation.broker.cancel(task_id):
-        if app is not None:
-            from celery_fdb.control import revoke_result  # imports much of Celery
-
-            revoke_result(app, taken[0])
+    if cancelled := cancel_task(invocation.broker, task_id, app):
         told = "its result, if it has one, is REVOKED" if app else UNTOLD
-        document = {"task_id": task_id, "cancelled": len(taken), "revoked": app is not None}
-        return Answer(document, [f"cancelled: {plural(len(taken), 'message')} deleted; {told}"])
+        document = {"task_id": task_id, "cancelled": cancelled, "revoked": app is not None}
+        return Answer(document, [f"cancelled: {plural(cancelled, 'message')} deleted; {told}"])
     if invocation.broker.find(task_id):
         raise Refused(
             "a worker holds this task",
@@ -188,31 +181,3 @@ def cancel(invocation: Invocation, *, task_id: str) -> Answer:
             fix=f"To end it there, run: celery -A APP control terminate TERM {task_id}",
         )
     raise _no_task(task_id)
-
-
-@command()
-@click.argument("source")
-@click.argument("target")
-@click.option("--limit", type=click.IntRange(1), help="How many; default: all.")
-@click.option("--key", help="Only ready messages with this fairness key.")
-@click.option("--new", is_flag=True, help="Allow a TARGET that is not declared.")
-def move(invocation: Invocation, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
-    """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
-    from celery_fdb.operations import queues  # imports much of Celery
-    from celery_fdb.operations.action import Asked
-
-    known(invocation, source)
-    waiting = Asked.of(invocation.broker, source, key).number
-    total = min(waiting, limit or waiting)
-    try:
-        queues.check_room(known(invocation, target), total)
-    except QueueNotFound:
-        if not new:
-            raise QueueNotFound(queue=target, fix="Check its name, or add --new to move them to a new queue.") from None
-    queue, count, moved = invocation.broker.queue(source), 0, 1
-    with invocation.bar("move", total) as advance:
-        while moved and count < total:
-            moved = queue.move(target, min(total - count, MOVED_AT_ONCE), key=key)
-            count += moved
-            advance(count)
-    return Answer({"source": source, "target": target, "moved": count}, [f"moved {plural(count, 'message')}"])

@@ -11,8 +11,8 @@ from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.operations.action import AskedAnew, Field, Outcome, Request, in_parts
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.errors import InvalidArgument, QueueError
-from kombu_fdb.model import KeyLimits
+from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
+from kombu_fdb.model import KeyLimits, Part
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
@@ -62,9 +62,9 @@ def _shown(name: str, value: Any) -> str:
 
 
 def limit(broker: Broker, request: Request) -> Outcome:
-    """Set all limits at once, as the form has them: an empty field limits nothing."""
-    queue = _there(broker, request)
-    changes: Any = {each.name: _read(each.name, request.fields.get(each.name, "").strip()) for each in LIMITS}
+    """Set limits: an empty field limits nothing, a missing one changes nothing."""
+    queue, given = _there(broker, request), request.fields
+    changes: Any = {each.name: _read(each.name, given[each.name].strip()) for each in LIMITS if each.name in given}
     if request.key is None:
         queue.limit_every_key(**changes)
     else:
@@ -113,22 +113,40 @@ def read_rate(text: str) -> float:
 
 
 MOVE = (Field("target", "To the queue", "queue", required=True),)
+#: The first messages that are moved in one part.
+MOVED_AT_ONCE = 1_000
 #: Messages that are deleted with their queue.
 MOST_DELETED = 100_000
 
 
 def move(broker: Broker, request: Request) -> Outcome:
-    """Move the messages of the queue or key that waited when the action was asked for to the end of ``target``."""
-    source, target = broker.queue(request.queue), request.fields.get("target", "")
-    asked, (_, view) = request.asked, look(broker, queues=[request.queue, target]).queues
-    check_room(view, asked.number)
-    if not asked.number:
+    """Move the messages of the queue or key that waited when the action was asked for to the end of ``target``.
+
+    Fields of the command line: ``first``, for those that a consumer would get first, as many as were asked about;
+    ``new``, for a target that need not be there. Raises ``QueueNotFound``, ``QueueError``.
+    """
+    source, target, number = _there(broker, request), request.fields.get("target", ""), request.asked.number
+    first, part = request.asked.by, partial(source.move_part, target, key=request.key)
+    if "first" in request.fields:
+        first, part = number.to_bytes(8), partial(_move_first, source, target, request.key)
+    try:
+        _check_room(look(broker, queues=[target]).queues[0], number)
+    except QueueNotFound:
+        if "new" not in request.fields:
+            raise
+    if not number:
         return Outcome(f"Moved 0 messages of {request} to {target}.")
-    part = partial(source.move_part, target, key=request.key)
-    return in_parts(part, request, "Moved", "message", f"{request} to {target}", first=asked.by)
+    return in_parts(part, request, "Moved", "message", f"{request} to {target}", first=first)
 
 
-def check_room(target: QueueView, coming: int) -> None:
+def _move_first(source: Queue, target: str, key: str | None, left: bytes) -> Part:
+    """A part that moves the first messages; its mark says how many are left to be moved."""
+    number = int.from_bytes(left)
+    moved = source.move(target, min(number, MOVED_AT_ONCE), key=key)
+    return Part(moved, (number - moved).to_bytes(8) if 0 < moved < number else None)
+
+
+def _check_room(target: QueueView, coming: int) -> None:
     """Check that the target's maximum length would drop no message. Raises ``QueueError``."""
     most = target.arguments.get("x-max-length")
     most_bytes = target.arguments.get("x-max-length-bytes")

@@ -11,11 +11,11 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_fdb.cli import HOMES, fdb, messages
+from celery_fdb.cli import HOMES, fdb
 from celery_fdb.cli.look import session_table
 from celery_fdb.cli.terminal import Invocation
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations import action
+from celery_fdb.operations import action, queues
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.layout import range_of
@@ -339,7 +339,9 @@ def test_the_limits_of_a_paused_key_are_not_removed(run, broker):
     assert run("limit", "jobs", "alice", "--remove").code == 0
 
 
-@pytest.mark.parametrize("given", [["--weight", "0"], ["--rate", "fast"], ["--priority", "12"], ["--remove"]])
+@pytest.mark.parametrize(
+    "given", [["--weight", "0"], ["--rate", "fast"], ["--priority", "12"], ["--capacity", " "], ["--remove"]]
+)
 def test_a_senseless_limit_is_wrong_usage(run, broker, given):
     broker.queue("jobs").put("a")
     result = run("limit", "jobs", *given)
@@ -373,6 +375,7 @@ def test_move_into_a_queue_that_would_drop_messages_is_refused(run, broker, boun
     [
         ("move jobs other --new", [450, 200, 400, 450]),
         ("move jobs other --new --key alice", [250, 200, 250]),
+        ("move jobs other --new --limit 300", [300, 200, 300]),
         ("purge jobs --yes", [450, 200, 400, 450]),
     ],
 )
@@ -386,7 +389,7 @@ def test_a_bar_moves_while_a_queue_is_moved_or_purged(run, broker, monkeypatch, 
         yield told.append
 
     monkeypatch.setattr(Invocation, "bar", bar)
-    monkeypatch.setattr(messages, "MOVED_AT_ONCE", 200)
+    monkeypatch.setattr(queues, "MOVED_AT_ONCE", 200)
     monkeypatch.setattr(topology, "MESSAGES_PER_PURGE", 200)
     monkeypatch.setattr(action, "MOST_PARTS", 1)
     broker.queue("jobs").put_many([str(number) for number in range(250)], key="alice")
@@ -403,6 +406,15 @@ def test_move_to_a_queue_that_is_not_there_is_refused_unless_it_is_meant(run, br
     assert "--new" in result.err
     assert run("move", "jobs", "jobs").code == 1
     assert run("move", "jobs", "typo", "--new").code == 0
+
+
+def test_move_with_a_limit_takes_what_a_consumer_would_get_first(run, broker):
+    jobs = broker.queue("jobs")
+    jobs.put("later", delay=100)
+    jobs.put_many(["first", "second"])
+    assert run("move", "jobs", "other", "--new", "--limit", "1", "--json").json["moved"] == 1
+    assert [each.payload for each in broker.queue("other").peek()] == [b"first"]
+    assert run("move", "jobs", "other", "--limit", "9", "--json").json["moved"] == 2
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------
