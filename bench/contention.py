@@ -1,9 +1,9 @@
-"""Rival consumers on a real FoundationDB: ``make bench-contention``.
+"""Competing consumers on a real FoundationDB: ``make bench-contention``.
 
 Throughput: consumers are threads of 4 processes. Each has a session, claims windows of 10 from one queue that never
-runs empty, alone or in a line with its rivals as every consumer does (``kombu_fdb/process/line_member.py``), and
-acknowledges them with its next claim. Shown are the medians of some rounds: messages per second, lost races per claim,
-the processor time that a message costs its client, and how the throughput compares with that of fewer consumers.
+runs empty, alone or in a wait queue with its rivals as every consumer does (``kombu_fdb/process/combiner_client.py``),
+and acknowledges them with its next claim. Shown are the medians of some rounds: messages per second, lost races per
+claim, the processor time that a message costs its client, and how the throughput compares with that of fewer consumers.
 
 Latency: as many Kombu consumers, each with a connection of its own, wait at an empty queue, and one message after
 another is published. Shown is the time from before the publish to the callback; and for each read of a key that took
@@ -34,7 +34,7 @@ from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
 from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.line_member import Contention, LineMember
+from kombu_fdb.process.combiner_client import CombinerClient, Contention
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
@@ -44,9 +44,10 @@ PROCESSES = 4
 QUEUES = ["q"]
 KEYS = {"no keys": 0, "one key": 1, "1,000 keys": 1_000, "100,000 keys": 100_000}
 MESSAGES = 60_000
-#: Consumers begin one after another, as processes that are started together do; then each finds out that it has rivals.
+#: Consumers begin one after another, as processes that are started together do; then each finds out that others
+#: compete.
 BEGINNING_S, LEARNING_S = 2.0, 5.0
-#: Pings of the latency, of which the first are not counted: the consumers learn that they have rivals.
+#: Pings of the latency, of which the first are not counted: the consumers learn that others compete.
 PINGS, LEARNING = 400, 30
 
 
@@ -54,7 +55,7 @@ class Tally(NamedTuple):
     claims: int = 0
     messages: int = 0
     lost: int = 0
-    #: Transactions in which one consumer claimed for the line.
+    #: Transactions in which one consumer claimed for the wait queue.
     services: int = 0
     cpu_s: float = 0.0
 
@@ -87,7 +88,7 @@ class Rival:
         session = engine.sessions.open({}, ttl_s=3_600)
         self._session = ClientSession(engine, Options(), session, NoThreads(), Clock())
         self._found: list[Delivery] = []
-        self._member = LineMember(self._rung.set, time.monotonic, random.Random(), 1.0, Contention(), self._found)
+        self._member = CombinerClient(self._rung.set, time.monotonic, random.Random(), 1.0, Contention(), self._found)
         self._member.contention.suspect(QUEUES)
         self._acks: list[Lease] = []
         self._services = 0
@@ -124,7 +125,7 @@ class Rival:
             self._member.contention.contest(QUEUES)
 
     def _stand(self) -> None:
-        if not self._member.in_line:
+        if not self._member.in_wait_queue:
             self._member.join(self._session, QUEUES, WINDOW, self._acks)
             self._acks = []
         self._rung.clear()
@@ -132,7 +133,7 @@ class Rival:
         if self._member.is_first:
             self._services += 1
             self._member.serve(QUEUES)
-        elif not self._found and self._member.in_line:
+        elif not self._found and self._member.in_wait_queue:
             self._rung.wait(self._member.next_look_s())
 
 

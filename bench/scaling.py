@@ -1,12 +1,12 @@
 """How dispatch scales with distance and to thousands of workers: a model, which ``make bench-network`` checks.
 
-Model. ``n`` workers want windows of ``w`` messages from one queue that never runs empty. They stand in a line
-(``kombu_fdb/engine/scheduling/line.py``). One service of ``b`` workers takes
+Model. ``n`` workers want windows of ``w`` messages from one queue that never runs empty. They stand in a wait queue
+(``kombu_fdb/engine/scheduling/wait_queue.py``). One service of ``b`` workers takes
 
     service(b) = (look (2) + read version, states, messages (k)) r + commit + b w s
 
 with the round trip ``r``, the ``k`` round trips of a claim before its commit, the latency of a commit, and the
-processor time ``s`` that the server spends on each message. A worker that was served is away from the line for
+processor time ``s`` that the server spends on each message. A worker that was served is away from the wait queue for
 
     away = wake-up (2 r: the client library asks whether what its watch has seen is committed) + look (2 r) + w c
            + join (2 r) + commit
@@ -17,7 +17,8 @@ service takes at most 512 messages:
 
     b = min(n service(b) / (service(b) + max(away, service(b))), 512 / w)
 
-The throughput is b w / service(b). A consumer without rivals claims by itself: b = 1, without looks and joins.
+The throughput is b w / service(b). A consumer that competes with no other claims by itself: b = 1, without looks and
+joins.
 
 The check: on one machine all processes share a few cores, and what they take of a service is not known beforehand. So
 it is taken from what was measured with no distance, ``w c`` as well: the model adds the round trips, as long as the

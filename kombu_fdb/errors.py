@@ -139,9 +139,9 @@ class Conflict(StoreError):
 
 
 class Outrun(StoreError):
-    """A rival was faster, or stands in a line, and this claim was told to give way. Nothing has happened."""
+    """A competing consumer was faster, or others wait, and this claim was told to give way. Nothing has happened."""
 
-    text = "a rival was faster"
+    text = "a competing consumer was faster"
 
 
 class TransactionTooOld(StoreError):

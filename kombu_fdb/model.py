@@ -90,8 +90,8 @@ class ClaimTerms(NamedTuple):
 
     ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
     ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
-    caller that may have to recover this claim. ``gives_way``: the claim raises ``Outrun`` if rivals stand in a line for
-    the same queues, or one was faster. ``stands``: whether its caller still wants it, asked before each commit with
+    caller that may have to recover this claim. ``gives_way``: the claim raises ``Outrun`` if others are in a wait queue
+    for the same queues, or one was faster. ``stands``: whether its caller still wants it, asked before each commit with
     those of the queues that have a single active consumer; it raises ``Outrun`` if not.
     """
 
@@ -104,13 +104,13 @@ class ClaimTerms(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a consumer waits for in a line of rivals (``engine/scheduling/line.py``).
+    """What a consumer waits for in a wait queue (``engine/scheduling/wait_queue.py``).
 
-    ``line``: 16 bytes, the same for all consumers of the same queues. ``first``: the number of its first lease, which
-    no other demand of the session has; ``want``: how many messages at most.
+    ``wait_queue``: 16 bytes, the same for all consumers of the same queues. ``first``: the number of its first lease,
+    which no other demand of the session has; ``want``: how many messages at most.
     """
 
-    line: bytes
+    wait_queue: bytes
     session: SessionId
     first: int
     want: int

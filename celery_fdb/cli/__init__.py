@@ -61,8 +61,8 @@ HOMES = {
     "publish": "actions",
     "export": "transfer",
     "import": "transfer",
-    "metrics": "serving",
-    "web": "serving",
+    "metrics": "servers",
+    "web": "servers",
     "doctor": "doctor",
     "tour": "tour",
 }

@@ -27,8 +27,8 @@ from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import streaming
 from celery_fdb.web.page import HEADERS, Pages, Shared, ThreadPool, other_site
 from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
+from celery_fdb.web.request_context import HERE, PATHS
 from celery_fdb.web.settings import DashboardSettings, Login
-from celery_fdb.web.visit import HERE, PATHS
 
 
 def opening(settings: DashboardSettings) -> brokers.LazyBroker:

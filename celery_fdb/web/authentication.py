@@ -1,7 +1,7 @@
 """The user of a request, known by the login page's cookie or by ``user=``, or anonymous; and the login page.
 
-``visit.py`` says what a known user may do, and ``page.py`` checks both before each page. In Django, the project's own
-users and permissions apply (``contrib/django/pages.py``).
+``request_context.py`` says what a known user may do, and ``page.py`` checks both before each page. In Django, the
+project's own users and permissions apply (``contrib/django/pages.py``).
 
 An unknown visitor is sent to the login page, or to ``login_url``; requests for anything but a page get a 401.
 
@@ -38,8 +38,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from celery_fdb.operations.action import log, log_audit
+from celery_fdb.web.request_context import FORM_COOKIE, RequestContext, signature
 from celery_fdb.web.settings import DashboardSettings, User
-from celery_fdb.web.visit import FORM_COOKIE, Visit, signature
 
 #: The users with the token, every visitor without a login, and a visitor who is not known.
 BY_TOKEN, ANONYMOUS, UNKNOWN = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
@@ -61,23 +61,23 @@ class Authentication:
         #: Tickets that expire by then count as logged out, too: they were issued before the set was full.
         self._ended_until_ms = 0
 
-    async def visit(self, request: Request) -> tuple[Visit, Response | None]:
-        """The visit, and what to answer instead of the page if the visitor is not known."""
-        visit = Visit(request, self._settings, UNKNOWN, log_audit(""))
-        user = await self._user(visit)
-        cookie = visit.kept(FORM_COOKIE)
-        visit.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
-        visit.user, visit.notice = user or UNKNOWN, _notice(visit)
-        visit.audit = log_audit(visit.user.name)
-        return visit, self._stranger(visit) if user is None else None
+    async def context(self, request: Request) -> tuple[RequestContext, Response | None]:
+        """The context, and what to answer instead of the page if the visitor is not known."""
+        context = RequestContext(request, self._settings, UNKNOWN, log_audit(""))
+        user = await self._user(context)
+        cookie = context.kept(FORM_COOKIE)
+        context.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
+        context.user, context.notice = user or UNKNOWN, _notice(context)
+        context.audit = log_audit(context.user.name)
+        return context, self._stranger(context) if user is None else None
 
-    async def _user(self, visit: Visit) -> User | None:
+    async def _user(self, context: RequestContext) -> User | None:
         settings = self._settings
         if settings.token is not None:
-            return BY_TOKEN if self._is_logged_in(visit, settings.token) else None
+            return BY_TOKEN if self._is_logged_in(context, settings.token) else None
         if settings.user is None:
             return ANONYMOUS
-        found = settings.user(visit.request)
+        found = settings.user(context.request)
         known = await found if inspect.isawaitable(found) else found
         user = User(known) if isinstance(known, str) else known
         if not user:
@@ -86,8 +86,8 @@ class Authentication:
             raise TypeError(f"user= must return a User, a name, or None for a stranger, not {type(user).__name__}")
         return user if user.name else None
 
-    def _is_logged_in(self, visit: Visit, token: str) -> bool:
-        ticket = visit.kept(COOKIE)
+    def _is_logged_in(self, context: RequestContext, token: str) -> bool:
+        ticket = context.kept(COOKIE)
         return holds(token, ticket, self._settings.clock.wall_ms()) and not self.has_ended(ticket)
 
     def has_ended(self, ticket: str) -> bool:
@@ -102,68 +102,68 @@ class Authentication:
             self._ended, self._ended_until_ms = set(), now_ms + 1000 * HOLDS_S
         self._ended.add(ticket)
 
-    def _stranger(self, visit: Visit) -> Response:
-        request, target = visit.request, self._settings.login_url
-        if "text/html" not in request.headers.get("accept", "") or visit.is_part:
+    def _stranger(self, context: RequestContext) -> Response:
+        request, target = context.request, self._settings.login_url
+        if "text/html" not in request.headers.get("accept", "") or context.is_part:
             return PlainTextResponse("log in first\n", 401)
         if request.method != "GET":
-            return self._too_late(visit)
+            return self._too_late(context)
         if self._settings.token is not None:
-            path = visit.url("overview").rstrip("/") + request.scope["path"].removeprefix(visit.root)
+            path = context.url("overview").rstrip("/") + request.scope["path"].removeprefix(context.root)
             query = f"?{request.url.query}" if request.url.query else ""
-            return RedirectResponse(visit.url("login", next=path + query), 303)
+            return RedirectResponse(context.url("login", next=path + query), 303)
         if target is not None:
             return RedirectResponse(target, 303)
-        return visit.page("error", 403, title="Not allowed", text="You are not logged in. Log in, and come back.")
+        return context.page("error", 403, title="Not allowed", text="You are not logged in. Log in, and come back.")
 
-    def _too_late(self, visit: Visit) -> Response:
+    def _too_late(self, context: RequestContext) -> Response:
         """The answer to a form whose user's login expired while the page was open."""
         if self._settings.token is None:
-            return visit.page("error", 401, title="Log in first", text="You are not logged in. Nothing was changed.")
-        answer = visit.page("login", 401, next="", problem="You are logged out. Nothing was changed.")
-        self.remember(visit, answer)
+            return context.page("error", 401, title="Log in first", text="You are not logged in. Nothing was changed.")
+        answer = context.page("login", 401, next="", problem="You are logged out. Nothing was changed.")
+        self.remember(context, answer)
         return answer
 
-    def remember(self, visit: Visit, answer: Response) -> None:
+    def remember(self, context: RequestContext, answer: Response) -> None:
         """Set the cookies with the value that the page's forms repeat, and with one line for the next page."""
-        if visit.kept(FORM_COOKIE) != visit.form_token:
-            visit.keep(answer, FORM_COOKIE, visit.form_token, None)
-        if visit.said:
-            _notify(visit, answer, visit.said)
-        elif visit.notice and answer.media_type == "text/html":
-            visit.drop(answer, NOTICE)
+        if context.kept(FORM_COOKIE) != context.form_token:
+            context.keep(answer, FORM_COOKIE, context.form_token, None)
+        if context.said:
+            _notify(context, answer, context.said)
+        elif context.notice and answer.media_type == "text/html":
+            context.drop(answer, NOTICE)
 
     # -- the login page ------------------------------------------------------------------------------------------------
 
     async def greet(self, request: Request) -> Response:
         """The login page."""
-        visit, _ = await self.visit(request)
-        answer = visit.page("login", next=visit.asked("next"), problem="")
-        self.remember(visit, answer)
+        context, _ = await self.context(request)
+        answer = context.page("login", next=context.asked("next"), problem="")
+        self.remember(context, answer)
         return answer
 
-    def admit(self, visit: Visit) -> Response:
+    def admit(self, context: RequestContext) -> Response:
         """Take the login page's form, whose origin was checked."""
         token, now_ms = self._settings.token, self._settings.clock.wall_ms()
-        host = visit.request.client.host if visit.request.client else "?"
-        who = self._who(visit, host)
+        host = context.request.client.host if context.request.client else "?"
+        who = self._who(context, host)
         wait_s = self.take_attempt(who)
         if wait_s:
-            return _too_many(visit, wait_s)
-        if token is None or not is_token(token, visit.sent("token").strip()):
+            return _too_many(context, wait_s)
+        if token is None or not is_token(token, context.sent("token").strip()):
             log().warning("a wrong token from %s", ascii(host)[1:-1])
-            return visit.page("login", 403, next=visit.sent("next"), problem="That is not the token.")
+            return context.page("login", 403, next=context.sent("next"), problem="That is not the token.")
         with self._lock:
             self._full_s.pop(who, None)
         log().info("logged in from %s", ascii(host)[1:-1])
-        answer = visit.redirect(visit.way_back(visit.sent("next")))
-        visit.keep(answer, COOKIE, new_ticket(token, now_ms), HOLDS_S)
-        visit.keep(answer, KNOWN_COOKIE, new_ticket(token, now_ms, known=True), KNOWN_S)
+        answer = context.redirect(context.way_back(context.sent("next")))
+        context.keep(answer, COOKIE, new_ticket(token, now_ms), HOLDS_S)
+        context.keep(answer, KNOWN_COOKIE, new_ticket(token, now_ms, known=True), KNOWN_S)
         return answer
 
-    def _who(self, visit: Visit, host: str) -> str:
+    def _who(self, context: RequestContext, host: str) -> str:
         """Whose attempts to count: the browser's if a user has logged in there before, else the address's."""
-        token, cookie = self._settings.token, visit.kept(KNOWN_COOKIE)
+        token, cookie = self._settings.token, context.kept(KNOWN_COOKIE)
         now_ms = self._settings.clock.wall_ms()
         is_known = token is not None and holds(token, cookie, now_ms, known=True)
         return f"browser {_digest(cookie).hex()}" if is_known else address_of(host)
@@ -182,18 +182,18 @@ class Authentication:
                 self._full_s.popitem(last=False)
             return 0.0
 
-    def dismiss(self, visit: Visit) -> Response:
+    def dismiss(self, context: RequestContext) -> Response:
         """Log out. Every copy of this browser's cookie ends with it."""
-        token, answer = self._settings.token, visit.redirect(visit.url("login"))
-        if token is not None and self._is_logged_in(visit, token):
-            self.end(visit.kept(COOKIE))
-        visit.drop(answer, COOKIE)
+        token, answer = self._settings.token, context.redirect(context.url("login"))
+        if token is not None and self._is_logged_in(context, token):
+            self.end(context.kept(COOKIE))
+        context.drop(answer, COOKIE)
         return answer
 
 
-def _too_many(visit: Visit, wait_s: float) -> Response:
+def _too_many(context: RequestContext, wait_s: float) -> Response:
     seconds = str(math.ceil(wait_s))
-    answer = visit.page("login", 429, next=visit.sent("next"), problem=f"Too many attempts. Wait {seconds} s.")
+    answer = context.page("login", 429, next=context.sent("next"), problem=f"Too many attempts. Wait {seconds} s.")
     answer.headers["retry-after"] = seconds
     return answer
 
@@ -266,20 +266,20 @@ def address_of(host: str) -> str:
 # -- one line from an action to the next page --------------------------------------------------------------------------
 
 
-def _notify(visit: Visit, answer: Response, text: str) -> None:
+def _notify(context: RequestContext, answer: Response, text: str) -> None:
     """Have the next page show this line."""
     value = urlsafe_b64encode(text[:LONGEST_NOTICE].encode(errors="replace")[:LONGEST_NOTICE]).decode()
-    visit.keep(answer, NOTICE, f"{value}.{_seal(visit, value)}", 60)
+    context.keep(answer, NOTICE, f"{value}.{_seal(context, value)}", 60)
 
 
-def _notice(visit: Visit) -> str:
+def _notice(context: RequestContext) -> str:
     """The line for this page; "" for a forged one, as browsers also send cookies of other ports of this host."""
-    value, _, seal = visit.kept(NOTICE).rpartition(".")
-    if not is_token(_seal(visit, value), seal):
+    value, _, seal = context.kept(NOTICE).rpartition(".")
+    if not is_token(_seal(context, value), seal):
         return ""
     return urlsafe_b64decode(value.encode()).decode(errors="replace")
 
 
-def _seal(visit: Visit, value: str) -> str:
+def _seal(context: RequestContext, value: str) -> str:
     """The seal of a line. Without a token, anyone who can set a cookie can forge it."""
-    return signature(visit.settings.token or "", "notice", value)
+    return signature(context.settings.token or "", "notice", value)

@@ -88,7 +88,7 @@ class LiveStats:
             "at": look.taken_ms,
             "summary": summary,
             "queues": queues,
-            "concerns": _concerns(look),
+            "alerts": _alerts(look),
         }
 
 
@@ -128,13 +128,13 @@ def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-#: How many concerns are shown, the worst first.
+#: How many alerts are shown, the worst first.
 MOST_CONCERNS = 12
-#: Seconds after which the oldest message of a queue with consumers is a concern.
+#: Seconds after which the oldest message of a queue with consumers is a alert.
 LATE_S = 300.0
 
 
-def _concerns(seen: Overview) -> list[dict[str, Any]]:
+def _alerts(seen: Overview) -> list[dict[str, Any]]:
     """What a person on call would want to know, the worst first. ``queue``: where to act; None for sessions."""
     found: list[tuple[str, str | None]] = [(text, None) for text in _of_sessions(seen)]
     for each in seen.own_queues:
@@ -270,16 +270,16 @@ def streaming(
     """The endpoint of the stream, with one feed for each event loop; a server has one loop."""
     feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()
 
-    async def look_once(vitals: LiveStats) -> dict[str, Any]:
+    async def look_once(stats: LiveStats) -> dict[str, Any]:
         """Raises ``KombuFDBError``."""
         try:
-            return await threads.run(lambda: vitals.look_at(lazy_broker.broker()))
+            return await threads.run(lambda: stats.look_at(lazy_broker.broker()))
         except AWAY:
             lazy_broker.forget()
             raise
 
     async def stream(request: Request) -> ASGIApp:
-        _, refusal = await authentication.visit(request)
+        _, refusal = await authentication.context(request)
         if refusal is not None:
             return PlainTextResponse("log in first\n", 401)
         if request.method == "HEAD":

@@ -46,7 +46,7 @@ from starlette.routing import Match, Route
 
 from celery_fdb import brokers
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.visit import FORM_COOKIE, READ_ONLY, Visit, fields_of
+from celery_fdb.web.request_context import FORM_COOKIE, READ_ONLY, RequestContext, fields_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import (
     ForkedError,
@@ -168,7 +168,7 @@ class Shared(Generic[T]):
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-View = Callable[[Visit, Broker], Response]
+View = Callable[[RequestContext, Broker], Response]
 #: Errors that mean that the broker can't be used. After any other error the store has answered.
 AWAY = (StoreError, OptionError, ForkedError)
 #: Errors that code raises when it reads bytes that our version would not have written.
@@ -189,29 +189,29 @@ class Pages:
         self._lazy_broker = lazy_broker
         self._threads = threads
 
-    async def enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
+    async def enter(self, view: Callable[[RequestContext], Response], request: Request) -> Response:
         """A form that needs no store, for visitors who are not known yet."""
-        visit, _ = await self._authentication.visit(request)
-        refusal = await _take_form(visit, MOST_OF_STRANGERS)
-        return view(visit) if refusal is None else refusal
+        context, _ = await self._authentication.context(request)
+        refusal = await _take_form(context, MOST_OF_STRANGERS)
+        return view(context) if refusal is None else refusal
 
     async def act(self, view: View, request: Request) -> Response:
         """A form, and the question that it leads to, for users who may act."""
-        visit, refusal = await self._authentication.visit(request)
+        context, refusal = await self._authentication.context(request)
         if refusal is not None:
             return refusal
-        if not visit.may_act:
-            return visit.page("error", 403, title="Not allowed", text=READ_ONLY)
+        if not context.may_act:
+            return context.page("error", 403, title="Not allowed", text=READ_ONLY)
         if request.method in READING:
-            visit.fields = fields_of(request.query_params.multi_items())
+            context.fields = fields_of(request.query_params.multi_items())
         else:
-            refusal = await _take_form(visit)
-        return await self._run(view, self._threads, visit) if refusal is None else refusal
+            refusal = await _take_form(context)
+        return await self._run(view, self._threads, context) if refusal is None else refusal
 
     async def show(self, view: View, request: Request, *, threads: ThreadPool | None = None) -> Response:
         """A page that changes nothing. ``threads``: the page's own."""
-        visit, refusal = await self._authentication.visit(request)
-        return refusal if refusal is not None else await self._run(view, threads or self._threads, visit)
+        context, refusal = await self._authentication.context(request)
+        return refusal if refusal is not None else await self._run(view, threads or self._threads, context)
 
     async def nowhere(self, request: Request, _: Exception) -> Response:
         """The answer for an address that does not exist."""
@@ -231,18 +231,18 @@ class Pages:
         return await self._error(request, 500, "Internal error", "The server's log has the details.")
 
     async def _error(self, request: Request, status: int, title: str, text: str) -> Response:
-        visit, refusal = await self._authentication.visit(request)
-        return refusal or visit.page("error", status, title=title, text=text)
+        context, refusal = await self._authentication.context(request)
+        return refusal or context.page("error", status, title=title, text=text)
 
-    async def _run(self, view: View, threads: ThreadPool, visit: Visit) -> Response:
+    async def _run(self, view: View, threads: ThreadPool, context: RequestContext) -> Response:
         try:
-            made = await threads.run(partial(answer, view, visit, self._lazy_broker))
+            made = await threads.run(partial(answer, view, context, self._lazy_broker))
         except StoreUnavailable as error:  # the time is over
             self._lazy_broker.forget()
-            made = _unavailable(visit, error)
+            made = _unavailable(context, error)
         except KombuFDBError as error:
-            made = visit.page("error", 503, title="Busy", text=str(error))
-        self._authentication.remember(visit, made)
+            made = context.page("error", 503, title="Busy", text=str(error))
+        self._authentication.remember(context, made)
         return made
 
 
@@ -255,16 +255,16 @@ FORGED = (
 )
 
 
-async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
-    """Read the form into the visit's fields. Returns a refusal, or None if the form is accepted."""
-    request = visit.request
+async def _take_form(context: RequestContext, most: int = MOST_BYTES) -> Response | None:
+    """Read the form into the context's fields. Returns a refusal, or None if the form is accepted."""
+    request = context.request
     fields = await form(request, most)
     if fields is None:
         text = "The form holds more than is taken at once, or came too slowly."
-        return visit.page("error", 413, title="Too much", text=text)
-    visit.fields = fields_of(fields)
-    if _is_forged(request.headers, visit.kept(FORM_COOKIE), visit.sent(visit.form_field)):
-        return visit.page("error", 403, title="Refused", text=FORGED)
+        return context.page("error", 413, title="Too much", text=text)
+    context.fields = fields_of(fields)
+    if _is_forged(request.headers, context.kept(FORM_COOKIE), context.sent(context.form_field)):
+        return context.page("error", 403, title="Refused", text=FORGED)
     return None
 
 
@@ -308,28 +308,28 @@ def _comes_from_here(headers: Headers) -> bool:
 # -- what a view answers -----------------------------------------------------------------------------------------------
 
 
-def answer(view: View, visit: Visit, lazy_broker: brokers.LazyBroker) -> Response:
+def answer(view: View, context: RequestContext, lazy_broker: brokers.LazyBroker) -> Response:
     """The view's page, or a page that says why there is none. Blocks."""
     try:
-        return view(visit, lazy_broker.broker())
+        return view(context, lazy_broker.broker())
     except HTTPException as error:
-        return visit.page("error", error.status_code, title="Not here", text=error.detail)
+        return context.page("error", error.status_code, title="Not here", text=error.detail)
     except KombuFDBError as error:
         if isinstance(error, AWAY) and not isinstance(error, LimitExceeded):
             lazy_broker.forget()
-            return _unavailable(visit, error)
-        return _unreadable(visit, str(error))
+            return _unavailable(context, error)
+        return _unreadable(context, str(error))
     except UNREADABLE as error:
         logger.exception("a page of the broker can't be shown")
-        return _unreadable(visit, masked_text(f"{type(error).__name__}: {error}"))  # a repr may hold the bytes
+        return _unreadable(context, masked_text(f"{type(error).__name__}: {error}"))  # a repr may hold the bytes
 
 
-def _unreadable(visit: Visit, reason: str) -> Response:
-    return visit.page("unreadable", 422, title="Unreadable", reason=reason, acted=visit.request.method == "POST")
+def _unreadable(context: RequestContext, reason: str) -> Response:
+    return context.page("unreadable", 422, title="Unreadable", reason=reason, acted=context.request.method == "POST")
 
 
-def _unavailable(visit: Visit, error: KombuFDBError) -> Response:
+def _unavailable(context: RequestContext, error: KombuFDBError) -> Response:
     title, text, fix = "The store is away", error.diagnosis, error.attributes.get("fix")
     if isinstance(error, brokers.NoBrokerYet):
         title, text = "Nothing here yet", f"{error.text.capitalize()} at {error.attributes['path']}"
-    return visit.page("unavailable", 503, title=title, text=text, fix=fix, acted=visit.request.method == "POST")
+    return context.page("unavailable", 503, title=title, text=text, fix=fix, acted=context.request.method == "POST")

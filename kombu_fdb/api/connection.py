@@ -27,7 +27,7 @@ from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.interruption import Lock
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.line_member import Contention
+from kombu_fdb.process.combiner_client import Contention
 from kombu_fdb.settings.options import Options
 
 #: The error in the history of a job that was dropped too often.
@@ -56,7 +56,7 @@ class Connection:
         self.tag = f"broker-{next(_connections)}"
         #: Whether it has ever claimed: then it may be the active consumer of a queue.
         self.taken = False
-        #: What its consumers know of others who take from the same queues (``process/line_member.py``).
+        #: What its consumers know of others who take from the same queues (``process/combiner_client.py``).
         self.contention = Contention()
         self._turns: dict[str, int] = {}
         self._services = count(1)

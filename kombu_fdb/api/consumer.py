@@ -7,9 +7,9 @@ in the same transaction, so no job is missed between a claim and a watch.
 A take ends ``operation_timeout`` after its own time, whatever the store does: each step gets what is left of that
 (:meth:`Take._in_time`). A take without a timeout waits for as long as the store answers.
 
-A take that waits while others take from the same queues stands in a line with them (``process/line_member.py``). Then
-it looks at the line, and only the first one there watches the queues. A take that stops waiting leaves the line. A take
-that does not wait (``timeout=0``) claims past the line.
+A take that waits while others take from the same queues stands in a wait queue with them
+(``process/combiner_client.py``). Then it looks at the wait queue, and only the first one there watches the queues. A
+take that stops waiting leaves the wait queue. A take that does not wait (``timeout=0``) claims past the wait queue.
 
 At every moment, a claimed message is in :attr:`Take._found`, then held, then a job's. After an exception at any line (a
 signal handler's) it is released: uncounted, as the program has not seen it, or, once there is a job, as a dropped one.
@@ -49,7 +49,7 @@ from kombu_fdb.primitives.interruption import surely
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.line_member import LineMember
+from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.process.session_threads import MOST_DEFERRED
 from kombu_fdb.store.protocol import Watch
 
@@ -110,8 +110,8 @@ T = TypeVar("T")
 class Take:
     """What one thread or task takes, until when, and how it waits. One step at a time."""
 
-    #: Its place in a line, and what wakes it, from its first wait on.
-    _member: LineMember | None = None
+    #: Its place in a wait queue, and what wakes it, from its first wait on.
+    _member: CombinerClient | None = None
     _ring: Callable[[], None] | None = None
     #: Where its queues are reported, for operators.
     _consumed: dict[object, Collection[str]] | None = None
@@ -147,19 +147,19 @@ class Take:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def first(self) -> list[Job]:
-        """The jobs that are there before it waits, if it does; then none if there are rivals."""
+        """The jobs that are there before it waits, if it does; then none if others compete."""
         if self.waits and self._is_contested:
             return []
         return self._jobs(partial(self._claim_alone, gives_way=self.waits))
 
     def now(self) -> list[Job]:
-        """The jobs that are there now or, in a line, those that it was granted."""
+        """The jobs that are there now or, in a wait queue, those that it was granted."""
         return self._jobs(self._claim)
 
     def leave(self) -> list[Job]:
-        """Leave the line. Returns what was granted while the time ran out."""
+        """Leave the wait queue. Returns what was granted while the time ran out."""
         member = self._member
-        return self._jobs(member.leave) if member is not None and member.in_line else []
+        return self._jobs(member.leave) if member is not None and member.in_wait_queue else []
 
     def _jobs(self, claim: Callable[[], object]) -> list[Job]:
         """Claim, and make jobs of what was found, which are dropped if the caller fails."""
@@ -193,7 +193,7 @@ class Take:
 
     def _claim(self) -> None:
         member = self._member
-        if member is not None and (member.in_line or self._is_contested):  # else the contention has ended
+        if member is not None and (member.in_wait_queue or self._is_contested):  # else the contention has ended
             with suppress(SessionLost):  # the next look uses another session
                 self._stand(member)
         else:
@@ -214,11 +214,11 @@ class Take:
         except Outrun:
             connection.contention.contest(names)
 
-    def _stand(self, member: LineMember) -> None:
+    def _stand(self, member: CombinerClient) -> None:
         connection = self._connection
         session = connection.client.session()
         member.belong_to(session)
-        if not member.in_line:
+        if not member.in_wait_queue:
             member.join(session, self._queues, self._limit, ())
         member.attend(connection.engine)
         if not self._found and member.is_first:
@@ -245,15 +245,17 @@ class Take:
         if self._consumed is None:
             self._begin(ring, session.consumed)
         member = self._member
-        if member is not None and (member.in_line or self._is_contested) and not member.is_first:
-            return [] if member.in_line else None
+        if member is not None and (member.in_wait_queue or self._is_contested) and not member.is_first:
+            return [] if member.in_wait_queue else None
         consumers = dict.fromkeys(self._queues, connection.tag)
         return connection.engine.messages.arm(self._queues, session.session_id, consumers)
 
     def _begin(self, ring: Callable[[], None], consumed: dict[object, Collection[str]]) -> None:
         connection, options = self._connection, self._connection.options
         longest_s = min(options.poll_interval, options.operation_timeout)
-        self._member = LineMember(ring, connection.now_s, SystemRandom(), longest_s, connection.contention, self._found)
+        self._member = CombinerClient(
+            ring, connection.now_s, SystemRandom(), longest_s, connection.contention, self._found
+        )
         self._consumed, self._ring = consumed, ring
         connection.sleepers.add(ring)
         consumed[self] = self._queues

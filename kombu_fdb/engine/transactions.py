@@ -48,7 +48,7 @@ class Transactions:
         )
         #: Whether the outcome of a commit may be unknown.
         self.may_be_unknown = database.commit_may_be_unknown
-        #: Whether writers wait for each other, so that none runs in vain: then consumers need no line.
+        #: Whether writers wait for each other, so that none runs in vain: then consumers need no wait queue.
         self.writers_take_turns = database.writers_take_turns
         self.patience = self.retry.patience
         #: Called when a full disk has refused a write. Returns whether to try the write again.

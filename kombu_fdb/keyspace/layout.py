@@ -49,9 +49,9 @@ key                                                   value                     
 ``("session", session)``                              its description; absent once fenced      session; cleared by sweep
 ``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
-``("line", line, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, evict, recover, sweep
+``("line", name, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, evict, recover, sweep
 ``("demand", session, first)``                        how it stands: W waits, G granted, E ended; its stamp  join, serve, leave, evict; cleared by the next join, recover, sweep
-``("served", line)``                                  session that served the line last, patience  serve, evict; cleared by sweep
+``("served", name)``                                  session that served the wait queue last, patience  serve, evict; cleared by sweep
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
 ``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
@@ -284,7 +284,7 @@ class Keyspace:
         self.all_exchanges = range_of(self._key("exchange"))
         self.all_expiring = range_of(self._key("expiring"))
         self.all_key_totals = range_of(self._key("key_total"))
-        self.all_lines = range_of(self._key("line"))
+        self.all_wait_queues = range_of(self._key("line"))
         self.all_newer = range_of(self._key("newer"))
         self.all_queues = range_of(self._key("queue"))
         self.all_relimits = range_of(self._key("relimit"))
@@ -564,9 +564,9 @@ class Keyspace:
     # -- lines of demands -----------------------------------------------------------------------------------------
 
     @lru_cache(64)  # noqa: B019
-    def line(self, line: bytes) -> bytes:
-        """Prefix of a line's demands; append a stamp. Includes the stamp's code."""
-        return self._key("line", line) + STAMP_CODE
+    def wait_queue(self, name: bytes) -> bytes:
+        """Prefix of a wait queue's demands; append a stamp. Includes the stamp's code."""
+        return self._key("line", name) + STAMP_CODE
 
     def demand(self, session: SessionId, first: int) -> bytes:
         return self._key("demand", session, first)
@@ -574,8 +574,8 @@ class Keyspace:
     def demands(self, session: SessionId) -> Range:
         return range_of(self._key("demand", session))
 
-    def served(self, line: bytes) -> bytes:
-        return self._key("served", line)
+    def served(self, name: bytes) -> bytes:
+        return self._key("served", name)
 
     # -- routing --------------------------------------------------------------------------------------------------
 

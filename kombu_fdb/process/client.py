@@ -159,7 +159,7 @@ class Client:
         self._reclaim = Reclaim(Clock())
         #: How long to wait for a store that does not answer, when the program ends.
         self.patience = Patience()
-        self.overdue = TimesToRun(self._release_overdue)
+        self.time_to_run = TimesToRun(self._release_overdue)
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -351,8 +351,8 @@ class Client:
         session = self._session
         if session is not None:
             session.known.difference_update(leases)
-        if self.overdue.timers:
-            self.overdue.forget(leases)
+        if self.time_to_run.timers:
+            self.time_to_run.forget(leases)
         self.attempted.difference_update(leases)
         self.seen.difference_update(leases)
         gone = [] if results is None else [lease for lease, done in zip(leases, results, strict=False) if not done]
@@ -422,8 +422,8 @@ class Client:
                 self.release_later([lease])
 
         self.attempted.add(lease)
-        if self.overdue.timers:
-            self.overdue.forget((lease,))  # the consumer was in time
+        if self.time_to_run.timers:
+            self.time_to_run.forget((lease,))  # the consumer was in time
         self.later(settle)
 
     def discard(self, leases: list[Lease]) -> int:
@@ -441,7 +441,7 @@ class Client:
     ) -> None:
         """Begin the delivery's time to run, if it has one; :meth:`settled` ends it. See ``time_to_run.py``."""
         if delivery.ttr_ms:
-            self.overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
+            self.time_to_run.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
 
     def _release_overdue(self, leases: list[Lease], counted: bool) -> int:
         """Release overdue messages on their consumers' behalf. Raises a ``StoreError``: try again."""
@@ -531,7 +531,7 @@ class Client:
                 return
             session, self._session = self._session, None
             engine, self.engine_if_open = self.engine_if_open, None
-            self.overdue.clear()
+            self.time_to_run.clear()
             atexit.unregister(self.close)
         if engine is None:
             return

@@ -15,7 +15,7 @@ A claim that is given up does not commit any more, unless its commit was already
 it leased. A consumer that ends gives up the claims that are under way for it. What these and the suspect claims hold is
 released before another consumer becomes active (``single.py``).
 
-A demand in a line of rivals (``line_member.py``) is under way like a claim, from its join until its owner has collected
+A demand in a wait queue (``combiner_client.py``) is under way like a claim, from its join until its owner has collected
 what it was granted, or has left. Each look of the owner shows that it still is. If the owner stops looking (after an
 exception, or with its thread), the demand becomes suspect, like a claim that lasts too long, and so ends.
 """
@@ -32,7 +32,7 @@ from itertools import accumulate, compress, count
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling.line import Standing, Waiting
+from kombu_fdb.engine.scheduling.wait_queue import Standing, Waiting
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, SessionId
@@ -211,11 +211,11 @@ class ClientSession:
         self._claims.pop(first, None)  # only now: a claim that ends meanwhile sees that it was given up
         self.bell.ring()
 
-    # -- in a line of rivals -----------------------------------------------------------------------------------------
+    # -- in a wait queue -----------------------------------------------------------------------------------------
 
-    def demand(self, line: bytes, want: int) -> Demand:
+    def demand(self, wait_queue: bytes, want: int) -> Demand:
         """Make the demand to :meth:`join` with, so that the caller can give it up whatever interrupts the join."""
-        return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
+        return Demand(wait_queue, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
     def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease], into: list[Delivery]) -> None:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session.
@@ -270,7 +270,7 @@ class ClientSession:
             raise
 
     def serve(self, demand: Demand, queues: Sequence[str], seen: Waiting, patience: Callable[[], float]) -> Served:
-        """Claim for the line."""
+        """Claim for the wait queue."""
         claim = self._seen(demand)
         try:
             served = self._engine.messages.serve(demand, queues, seen, patience)
@@ -286,7 +286,7 @@ class ClientSession:
             self._over.add(demand.first)
 
     def leave(self, demand: Demand) -> None:
-        """Leave the line, with what was granted before."""
+        """Leave the wait queue, with what was granted before."""
         claim = self._seen(demand)
         try:
             if self._engine.messages.leave(demand):

@@ -418,7 +418,7 @@ def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clo
 
 
 def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
-    """Clear rows of processes that are gone: commit tokens, copies that no burial took, asides, services of a line."""
+    """Clear rows of processes that are gone: commit tokens, copies that no burial took, asides, services."""
     upkeep, keys = engine.upkeep, engine.keys
     detector: FailureDetector[bytes] = FailureDetector()
     #: The rows left to clear, if the budget ended.
@@ -448,21 +448,21 @@ def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     return routine("clear leftovers", guard, find, clear, LEFT_INTERVAL_S)
 
 
-def ghosts(engine: Engine, clock: Clock, guard: Guard) -> Duty:
+def orphans(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Clear rows of queues and exchanges that are gone."""
     detector: FailureDetector[tuple[str, str]] = FailureDetector()
     silent: dict[str, tuple[str, str, bytes]] = {}
 
     def find() -> Collection[str]:
-        found = unchanged(detector, engine.upkeep.ghosts().items(), clock)
+        found = unchanged(detector, engine.upkeep.orphans().items(), clock)
         silent.clear()
         silent.update({f"{kind} {name}": (kind, name, value) for (kind, name), value in found})
         return silent
 
     def clear(subject: str) -> None:
-        engine.upkeep.clear_ghost(*silent[subject])
+        engine.upkeep.clear_orphan(*silent[subject])
 
-    return routine("clear ghosts", guard, find, clear, LEFT_INTERVAL_S, at_once=False)
+    return routine("clear orphans", guard, find, clear, LEFT_INTERVAL_S, at_once=False)
 
 
 def totals(engine: Engine, guard: Guard) -> Duty:

@@ -388,7 +388,7 @@ class DutyCycle:
             duties.expired_heads(engine, clock, guard),
             *duties.routines(engine, guard, sweep_interval_s),
             duties.leftovers(engine, clock, guard),
-            duties.ghosts(engine, clock, guard),
+            duties.orphans(engine, clock, guard),
             duties.totals(engine, guard),
             duties.samples(engine, clock, guard),
         ]

@@ -34,7 +34,7 @@ from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming.dispatch import Credit, Subscription, next_tag
-from kombu_fdb.transport.declaring import DeclaringChannel, one_call
+from kombu_fdb.transport.declarations import Declarations, one_call
 from kombu_fdb.transport.envelope import encode, now_ms, open_delivery, payload_of, whole_of, without_deaths
 from kombu_fdb.transport.errors import ExchangeVanished, amqp_errors, not_found, raise_as_amqp
 from kombu_fdb.transport.unacked import Message, QoS
@@ -55,7 +55,7 @@ def _refuse(given: object, what: str, method: str, fix: str) -> None:
         raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
 
 
-class Channel(DeclaringChannel):
+class Channel(Declarations):
     """Any thread may publish, and ack; everything else is for one thread at a time."""
 
     supports_fanout = True

@@ -145,8 +145,8 @@ class QoS(virtual.QoS):
         """
         client, credit = self.client, self._credit
         try:
-            if client.overdue.timers:
-                client.overdue.forget((lease,))  # the consumer was in time, even if the store learns of it later
+            if client.time_to_run.timers:
+                client.time_to_run.forget((lease,))  # the consumer was in time, even if the store learns of it later
             client.acks.append(lease)
             credit.held.drop(tag)
         except BaseException:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from store_messages import NAMES, clear, fill
 
-from celery_fdb.cli import fdb, serving
+from celery_fdb.cli import fdb, servers
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.process.client import Client
 from kombu_fdb.settings.location import locate, parse_url
@@ -71,7 +71,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("FDB_CLUSTER_FILE", str(tmp_path / "nosuch.cluster"))
-    monkeypatch.setattr(serving, "_serve", lambda *_: None)  # it listens, and would answer for ever
+    monkeypatch.setattr(servers, "_serve", lambda *_: None)  # it listens, and would answer for ever
     return f"fdb+sqlite:///{tmp_path}/broker.db"
 
 

@@ -28,7 +28,7 @@ from celery_fdb.history.store import HistoryStore
 from celery_fdb.operations.action import AUDIT_LOG
 from celery_fdb.operations.catalogue import ACTIONS
 from celery_fdb.web import dashboard
-from celery_fdb.web.visit import PATHS
+from celery_fdb.web.request_context import PATHS
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.stores import MemoryStores

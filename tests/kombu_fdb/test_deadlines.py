@@ -56,7 +56,7 @@ OPTIONS = {
 
 
 class Stage:
-    """A broker with something in every place. ``contested``: its takes stand in a line of rivals."""
+    """A broker with something in every place. ``contested``: its takes stand in a wait queue."""
 
     def __init__(self, *, contested: bool = False, suspects: int = 0) -> None:
         options = Options(**OPTIONS)

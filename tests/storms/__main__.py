@@ -13,14 +13,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import churn, cluster, disk, forks, kills, line, relays
+from . import churn, cluster, combiner, disk, forks, kills, relays
 from .ledger import Verdict
 from .stage import Skipped, Storm
 from .table import render
 
 STORMS: dict[str, Storm] = {
     "kills": kills.run,
-    "line": line.run,
+    "combiner": combiner.run,
     "relays": relays.run,
     "forks": forks.run,
     "churn": churn.run,

@@ -32,7 +32,7 @@ def test_nothing_confirmed_is_lost_on_sqlite(storm: str, rounds: int) -> None:
 
 
 @pytest.mark.foundationdb
-@pytest.mark.parametrize(("storm", "rounds"), [("kills", 4), ("line", 3), ("forks", 1), ("cluster", 4)])
+@pytest.mark.parametrize(("storm", "rounds"), [("kills", 4), ("combiner", 3), ("forks", 1), ("cluster", 4)])
 def test_nothing_confirmed_is_lost_on_foundationdb(storm: str, rounds: int) -> None:
     done = play(storm, "--rounds", str(rounds), "--store", "fdb")
     assert done.returncode == 0, done.stdout + done.stderr

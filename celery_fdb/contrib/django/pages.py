@@ -30,15 +30,15 @@ from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.live import LiveStats
 from celery_fdb.web.page import HEADERS, READING, Shared, answer, other_site
 from celery_fdb.web.pages import actions, workers
+from celery_fdb.web.request_context import HERE, PATHS, READ_ONLY, RequestContext, fields_of
 from celery_fdb.web.settings import DashboardSettings, User
-from celery_fdb.web.visit import HERE, PATHS, READ_ONLY, Visit, fields_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
 
 
-def poll(stats: LiveStats, told: Shared[dict[str, Any]], visit: Visit, broker: Broker) -> Response:
+def poll(stats: LiveStats, told: Shared[dict[str, Any]], context: RequestContext, broker: Broker) -> Response:
     """The same numbers for pages that poll, on servers that can't stream. One look serves all pages of a process."""
-    settings = visit.settings
+    settings = context.settings
     return JSONResponse(told.get(lambda: stats.look_at(broker), settings.clock, settings.interval_s / 2))
 
 
@@ -61,7 +61,7 @@ def page(
     around: Mapping[str, str] | None = None,
     log_of: Callable[[str], str] | None = None,
 ) -> HttpResponseBase:
-    """The dashboard's page of this path. ``around``, ``log_of``: as a :class:`~celery_fdb.web.visit.Visit` has them.
+    """The dashboard's page of this path. ``around``, ``log_of``: fields of its ``RequestContext``.
 
     Raises ``PermissionDenied`` and ``Http404``.
     """
@@ -77,20 +77,20 @@ def page(
     allowed = READING | {"POST"} if is_act else READING
     if request.method not in allowed:
         return HttpResponseNotAllowed(sorted(allowed))
-    visit = _visit(request, path)
-    visit.around, visit.log_of = around or {}, log_of
-    if request.method in READING and (refusal := other_site(visit.request.headers)) is not None:
+    context = _context(request, path)
+    context.around, context.log_of = around or {}, log_of
+    if request.method in READING and (refusal := other_site(context.request.headers)) is not None:
         return _guarded(_djangos(refusal))
-    if is_act and not visit.may_act:
-        made = visit.page("error", 403, title="Not allowed", text=READ_ONLY)
+    if is_act and not context.may_act:
+        made = context.page("error", 403, title="Not allowed", text=READ_ONLY)
     else:
-        made = answer(view, visit, conf.lazy_broker)
-    if visit.said:
-        messages.info(request, visit.said.encode(errors="replace").decode(), fail_silently=True)
+        made = answer(view, context, conf.lazy_broker)
+    if context.said:
+        messages.info(request, context.said.encode(errors="replace").decode(), fail_silently=True)
     return _guarded(_djangos(made))
 
 
-def _visit(request: HttpRequest, path: str) -> Visit:
+def _context(request: HttpRequest, path: str) -> RequestContext:
     here = get_script_prefix().rstrip("/") + request.path_info  # ASGI's request.path lacks FORCE_SCRIPT_NAME
     root = here.removesuffix(path).rstrip("/")
     asked = Request(
@@ -113,13 +113,13 @@ def _visit(request: HttpRequest, path: str) -> Visit:
         may_see_bodies=models.allows(request, "view_body"),
         may_act_on_workers=models.allows(request, "manage_worker"),
     )
-    visit = Visit(asked, _settings(), user, _audit(request), get_token(request), streams=False)
-    visit.form_field, visit.zone = "csrfmiddlewaretoken", _zone()
+    context = RequestContext(asked, _settings(), user, _audit(request), get_token(request), streams=False)
+    context.form_field, context.zone = "csrfmiddlewaretoken", _zone()
     sent = [(name, str(each)) for name, given in request.POST.lists() for each in given]
-    visit.fields = fields_of(asked.query_params.multi_items() if request.method in READING else sent)
-    if not visit.is_part and path != PATHS["events"].lstrip("/"):
-        visit.notice = " ".join(str(each) for each in messages.get_messages(request))
-    return visit
+    context.fields = fields_of(asked.query_params.multi_items() if request.method in READING else sent)
+    if not context.is_part and path != PATHS["events"].lstrip("/"):
+        context.notice = " ".join(str(each) for each in messages.get_messages(request))
+    return context
 
 
 def _settings() -> DashboardSettings:

@@ -18,7 +18,7 @@ from celery_fdb.inspection.message import MessageView
 from celery_fdb.operations.action import Action, AskedAnew, Request
 from celery_fdb.operations.catalogue import ACTIONS
 from celery_fdb.web.page import MOST_BYTES, READING
-from celery_fdb.web.visit import MOST_SHOWN, Visit, carried, spot_of
+from celery_fdb.web.request_context import MOST_SHOWN, RequestContext, carried, spot_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.model import Spot
@@ -34,63 +34,63 @@ LONGEST_ADDRESS = 4_000
 PACKED = "packed"
 
 
-def act(visit: Visit, broker: Broker) -> Response:
+def act(context: RequestContext, broker: Broker) -> Response:
     """Show the question or, once it is confirmed, do the action."""
-    action = ACTIONS.get(visit.sent("action"))
+    action = ACTIONS.get(context.sent("action"))
     if action is None:
         raise HTTPException(404, "There is no such action. Nothing was changed.")
-    if action.on_workers and not visit.user.may_act_on_workers:
-        return visit.page("error", 403, title="Not allowed", text="You may not act on workers.")
-    tells_arguments = action.shows_body or (action.by_filter and visit.sent("arguments"))
-    if tells_arguments and not visit.may_see_bodies:
-        return visit.page("error", 403, title="Not allowed", text="It shows arguments, which are hidden here.")
-    spots = [spot_of(token) for token in _selected(visit)[:MOST_SELECTED]]
+    if action.on_workers and not context.user.may_act_on_workers:
+        return context.page("error", 403, title="Not allowed", text="You may not act on workers.")
+    tells_arguments = action.shows_body or (action.by_filter and context.sent("arguments"))
+    if tells_arguments and not context.may_see_bodies:
+        return context.page("error", 403, title="Not allowed", text="It shows arguments, which are hidden here.")
+    spots = [spot_of(token) for token in _selected(context)[:MOST_SELECTED]]
     if action.selects and not spots:
-        return visit.back("Select messages first. Nothing was changed.")
+        return context.back("Select messages first. Nothing was changed.")
     if action.selects_one and len(spots) > 1:
-        return visit.back("Select one message only. Nothing was changed.")
-    asked = _request(visit, broker, action, spots)
-    if visit.request.method in READING:
-        return _ask(visit, broker, action, asked)
-    if visit.sent("confirmed") or action.name in AT_ONCE:
-        return _do(visit, broker, action, asked)
-    address = _address(visit)
-    return visit.redirect(address) if len(address) <= LONGEST_ADDRESS else _ask(visit, broker, action, asked)
+        return context.back("Select one message only. Nothing was changed.")
+    asked = _request(context, broker, action, spots)
+    if context.request.method in READING:
+        return _ask(context, broker, action, asked)
+    if context.sent("confirmed") or action.name in AT_ONCE:
+        return _do(context, broker, action, asked)
+    address = _address(context)
+    return context.redirect(address) if len(address) <= LONGEST_ADDRESS else _ask(context, broker, action, asked)
 
 
-def _address(visit: Visit) -> str:
+def _address(context: RequestContext) -> str:
     """The address of the question that a form asks for."""
-    sent = {name: values[0] for name, values in visit.fields.items() if name not in {"selected", visit.form_field}}
-    if selected := visit.fields.get("selected"):
+    sent = {name: values[0] for name, values in context.fields.items() if name not in {"selected", context.form_field}}
+    if selected := context.fields.get("selected"):
         sent[PACKED] = urlsafe_b64encode(zlib.compress(" ".join(selected).encode())).decode()
-    return visit.url("act", **dict(carried(*each) for each in sent.items()))
+    return context.url("act", **dict(carried(*each) for each in sent.items()))
 
 
-def _selected(visit: Visit) -> list[str]:
-    if not visit.sent(PACKED):
-        return visit.fields.get("selected", [])
+def _selected(context: RequestContext) -> list[str]:
+    if not context.sent(PACKED):
+        return context.fields.get("selected", [])
     try:
-        packed = urlsafe_b64decode(visit.sent(PACKED))
+        packed = urlsafe_b64decode(context.sent(PACKED))
         return zlib.decompressobj().decompress(packed, MOST_BYTES).decode().split()
     except (ValueError, zlib.error):
         raise HTTPException(404, "There is no such message.") from None
 
 
-def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]) -> Request:
-    queue = action.target(visit.sent("queue"))
-    key, fields = action.read({name: values[0] for name, values in visit.fields.items()})
+def _request(context: RequestContext, broker: Broker, action: Action, spots: Sequence[Spot]) -> Request:
+    queue = action.target(context.sent("queue"))
+    key, fields = action.read({name: values[0] for name, values in context.fields.items()})
     return Request(
         queue,
         spots,
         key,
-        _names_of(broker, queue, spots, visit.settings.clock.wall_ms()),
-        visit.settings.app,
-        visit.settings.fix_app,
+        _names_of(broker, queue, spots, context.settings.clock.wall_ms()),
+        context.settings.app,
+        context.settings.fix_app,
         fields,
-        visit.sent("mark"),
-        visit.zone,
-        seconds=visit.settings.timeout_s * SHARE,
-        clock=visit.settings.clock,
+        context.sent("mark"),
+        context.zone,
+        seconds=context.settings.timeout_s * SHARE,
+        clock=context.settings.clock,
     )
 
 
@@ -101,10 +101,10 @@ def _names_of(broker: Broker, queue: str, spots: Sequence[Spot], now_ms: int) ->
     return {row.message.message_id: f"{row.title} {row.id}" for row in rows}
 
 
-def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: str = "") -> Response:
+def _ask(context: RequestContext, broker: Broker, action: Action, asked: Request, error: str = "") -> Response:
     asked, form = action.ask(broker, asked), action.form(broker, asked)
     named = {each.name for each in form}
-    return visit.page(
+    return context.page(
         "question",
         status=422 if error else 200,
         action=action,
@@ -112,27 +112,27 @@ def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: st
         question=action.question(asked),
         form=form,
         kept={name: value for name, value in asked.fields.items() if name not in named},
-        choices={each.kind: _choices(visit, broker, each.kind) for each in form if each.kind in {"queue", "task"}},
-        back=visit.sent("back"),
+        choices={each.kind: _choices(context, broker, each.kind) for each in form if each.kind in {"queue", "task"}},
+        back=context.sent("back"),
         error=error,
     )
 
 
-def _choices(visit: Visit, broker: Broker, kind: str) -> list[str]:
+def _choices(context: RequestContext, broker: Broker, kind: str) -> list[str]:
     """The names to choose from. Names that an input would change are left out: they would become other names."""
     if kind == "task":
-        return visit.tasks()
+        return context.tasks()
     return sorted(each for each in broker.queues() if each.isprintable())[:MOST_SHOWN]
 
 
-def _do(visit: Visit, broker: Broker, action: Action, asked: Request) -> Response:
+def _do(context: RequestContext, broker: Broker, action: Action, asked: Request) -> Response:
     try:
-        outcome = action.perform(broker, asked, visit.audit)
+        outcome = action.perform(broker, asked, context.audit)
     except StoreError:
         raise
     except KombuFDBError as error:
         is_asked = action.fields or isinstance(error, AskedAnew)
-        return _ask(visit, broker, action, asked, str(error)) if is_asked else visit.back(str(error))
+        return _ask(context, broker, action, asked, str(error)) if is_asked else context.back(str(error))
     if outcome.following:
-        return visit.page("part", action=action, asked=asked, outcome=outcome, back=visit.sent("back"))
-    return visit.back(outcome.text)
+        return context.page("part", action=action, asked=asked, outcome=outcome, back=context.sent("back"))
+    return context.back(outcome.text)

@@ -16,7 +16,7 @@ from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import STATES, QueueView, look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
-from celery_fdb.web.visit import MOST_SHOWN, Visit, known, spot_of
+from celery_fdb.web.request_context import MOST_SHOWN, RequestContext, known, spot_of
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.model import State
@@ -28,17 +28,17 @@ from kombu_fdb.model import State
 LONGEST_BODY = 100_000
 
 
-def messages(visit: Visit, broker: Broker) -> Response:
+def messages(context: RequestContext, broker: Broker) -> Response:
     """A queue's messages in one state that match the filter."""
-    name, state = visit.asked("queue"), _state(visit)
-    reverse, wanted = visit.asked("order") == "newest", wanted_of(visit)
-    size, now_ms = visit.settings.page_size, visit.settings.clock.wall_ms()
+    name, state = context.asked("queue"), _state(context)
+    reverse, wanted = context.asked("order") == "newest", wanted_of(context)
+    size, now_ms = context.settings.page_size, context.settings.clock.wall_ms()
     found, looked_at, following = filters.search(
-        broker.queue(name), wanted, size, state=state, reverse=reverse, after=_after(visit)
+        broker.queue(name), wanted, size, state=state, reverse=reverse, after=_after(context)
     )
     rows = [MessageView.of(each, now_ms) for each in found]
     kept = {"queue": name, "state": state, "order": "newest" if reverse else None, **wanted.fields()}
-    return visit.page(
+    return context.page(
         "messages",
         queue=name,
         is_dead=name.endswith(DEAD_SUFFIX),
@@ -49,7 +49,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
         wanted=wanted,
         kept=kept,
         choices={
-            "task": visit.tasks(*(row.title for row in rows if row.envelope is not None)),
+            "task": context.tasks(*(row.title for row in rows if row.envelope is not None)),
             "key": known(each for each in (*broker.queue(name).keys(limit=size), *(row.message.key for row in rows))),
             "error": known(row.error for row in rows),
         },
@@ -60,20 +60,20 @@ def messages(visit: Visit, broker: Broker) -> Response:
         looked_at=looked_at,
         following=None if following is None else following.hex(),
         reverse=reverse,
-        actions=visit.allowed(offered(name, rows)),
+        actions=context.allowed(offered(name, rows)),
         actions_on_all=_offered_on_all(name, rows),
     )
 
 
-def message(visit: Visit, broker: Broker) -> Response:
+def message(context: RequestContext, broker: Broker) -> Response:
     """One message; with its body only if the user may see it and asks for it."""
-    name, spot = visit.asked("queue"), spot_of(visit.asked("spot"))
+    name, spot = context.asked("queue"), spot_of(context.asked("spot"))
     listed = broker.queue(name).at(spot)
     if listed is None:
         raise HTTPException(404, "The message is no longer here: a worker took it, or it was moved or deleted.")
-    row = MessageView.of(listed, visit.settings.clock.wall_ms())
-    asked = visit.may_see_bodies and bool(visit.asked("body"))
-    return visit.page(
+    row = MessageView.of(listed, context.settings.clock.wall_ms())
+    asked = context.may_see_bodies and bool(context.asked("body"))
+    return context.page(
         "message",
         queue=name,
         is_dead=name.endswith(DEAD_SUFFIX),
@@ -82,7 +82,7 @@ def message(visit: Visit, broker: Broker) -> Response:
         properties=row.properties(),
         body=row.body() if asked else None,
         longest_body=LONGEST_BODY,
-        actions=visit.allowed(offered(name, [row])),
+        actions=context.allowed(offered(name, [row])),
     )
 
 
@@ -108,24 +108,24 @@ def _offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
     return named("cancel_all") if states and "leased" not in states else []
 
 
-def wanted_of(visit: Visit) -> filters.Filter:
+def wanted_of(context: RequestContext) -> filters.Filter:
     """The filter in the address, without its empty fields. Raises ``HTTPException``."""
-    given = {name: value for name in filters.FIELDS if (value := visit.request.query_params.get(name))}
-    visit.asked_arguments()
-    return filters.Filter.of(given, visit.zone)
+    given = {name: value for name in filters.FIELDS if (value := context.request.query_params.get(name))}
+    context.asked_arguments()
+    return filters.Filter.of(given, context.zone)
 
 
-def _state(visit: Visit) -> State:
-    asked = visit.asked("state", "ready")
+def _state(context: RequestContext) -> State:
+    asked = context.asked("state", "ready")
     for each in STATES:
         if asked == each:
             return each
     raise HTTPException(404, "Messages are ready, delayed or leased.")
 
 
-def _after(visit: Visit) -> bytes:
+def _after(context: RequestContext) -> bytes:
     try:
-        return bytes.fromhex(visit.asked("after"))
+        return bytes.fromhex(context.asked("after"))
     except ValueError:
         raise HTTPException(404, "There is no such page.") from None
 
@@ -137,19 +137,19 @@ def _after(visit: Visit) -> bytes:
 MOST_GROUPS = 100
 
 
-def dead(visit: Visit, broker: Broker) -> Response:
+def dead(context: RequestContext, broker: Broker) -> Response:
     """Dead letters: with ``queue`` by their causes, without it the queues that hold them."""
-    if "queue" in visit.request.query_params:
-        name = visit.asked("queue")
-        return _causes(visit, broker, [name], queue=name)
+    if "queue" in context.request.query_params:
+        name = context.asked("queue")
+        return _causes(context, broker, [name], queue=name)
     held = _held(broker)
     shown = [(each, ", ".join(sorted(homes))) for each, homes in held[:MOST_SHOWN]]
-    return visit.page("dead", queues=shown, total=len(held))
+    return context.page("dead", queues=shown, total=len(held))
 
 
-def causes(visit: Visit, broker: Broker) -> Response:
+def causes(context: RequestContext, broker: Broker) -> Response:
     """The causes in all queues of dead letters, the longest queue first."""
-    return _causes(visit, broker, [each.name for each, _ in _held(broker) if each.ready], queue=None)
+    return _causes(context, broker, [each.name for each, _ in _held(broker) if each.ready], queue=None)
 
 
 def _held(broker: Broker) -> list[tuple[QueueView, set[str]]]:
@@ -160,10 +160,10 @@ def _held(broker: Broker) -> list[tuple[QueueView, set[str]]]:
     return sorted(held, key=lambda each: (-each[0].ready, each[0].name))
 
 
-def _causes(visit: Visit, broker: Broker, queues: Sequence[str], *, queue: str | None) -> Response:
+def _causes(context: RequestContext, broker: Broker, queues: Sequence[str], *, queue: str | None) -> Response:
     """The page of causes in these queues. ``queue``: the only one, None for all."""
-    groups, counted, is_whole = filters.group(broker, queues, wanted_of(visit), only_dead=queue is None)
-    return visit.page(
+    groups, counted, is_whole = filters.group(broker, queues, wanted_of(context), only_dead=queue is None)
+    return context.page(
         "causes",
         queue=queue,
         home="all queues" if queue is None else queue.removesuffix(DEAD_SUFFIX),

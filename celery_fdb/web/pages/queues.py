@@ -12,7 +12,7 @@ from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
 from celery_fdb.web.charts import charts_of, trends
 from celery_fdb.web.live import LiveStats
-from celery_fdb.web.visit import MOST_SHOWN, Visit
+from celery_fdb.web.request_context import MOST_SHOWN, RequestContext
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
@@ -36,53 +36,53 @@ TOTALS = {
 }
 
 
-def overview(visit: Visit, broker: Broker) -> Response:
+def overview(context: RequestContext, broker: Broker) -> Response:
     """The first page: the numbers of the broker, and what needs attention."""
     seen = look(broker)
     queues, told = seen.own_queues, LiveStats().told(seen)
-    return visit.page(
+    return context.page(
         "overview",
         seen=seen,
-        drawn=charts_of(broker, visit.asked("span"), visit.settings.clock, seen),
+        drawn=charts_of(broker, context.asked("span"), context.settings.clock, seen),
         summary=told["summary"],
         queues=queues[:TOP],
         more=max(len(queues) - TOP, 0),
-        concerns=told["concerns"],
+        alerts=told["alerts"],
     )
 
 
-def queues(visit: Visit, broker: Broker) -> Response:
+def queues(context: RequestContext, broker: Broker) -> Response:
     """All queues; Celery's own, for replies and remote control, only on request."""
     seen = look(broker)
-    shows_all = bool(visit.asked("all"))
-    name = visit.asked("q").casefold()
+    shows_all = bool(context.asked("all"))
+    name = context.asked("q").casefold()
     views = seen.live_queues if shows_all else seen.own_queues
     views = [each for each in views if name in each.name.casefold()]
     hidden = 0 if shows_all else sum(each.is_internal for each in seen.live_queues)
     shown = views[:MOST_SHOWN]
-    return visit.page(
+    return context.page(
         "queues",
         queues=shown,
         total=len(views),
         hidden=hidden,
         shows_all=shows_all,
-        q=visit.asked("q"),
-        trends=trends(broker, visit.settings.clock, seen),
+        q=context.asked("q"),
+        trends=trends(broker, context.settings.clock, seen),
     )
 
 
-def queue(visit: Visit, broker: Broker) -> Response:
-    name = visit.asked("queue")
+def queue(context: RequestContext, broker: Broker) -> Response:
+    name = context.asked("queue")
     try:
         seen = look(broker, queues=[name])
     except QueueNotFound:
         raise HTTPException(404, f"There is no queue “{name}”. It may have been deleted.") from None
     (view,) = seen.queues
     keys = look_at_keys(broker, name, top=TOP_KEYS + 1)
-    return visit.page(
+    return context.page(
         "queue",
         queue=view,
-        drawn=charts_of(broker, visit.asked("span"), visit.settings.clock, seen, queue=name),
+        drawn=charts_of(broker, context.asked("span"), context.settings.clock, seen, queue=name),
         arguments=sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         control=broker.queue(name).control(),
         keys=dict(islice(keys.items(), TOP_KEYS)),
@@ -95,12 +95,12 @@ def queue(visit: Visit, broker: Broker) -> Response:
     )
 
 
-def keys(visit: Visit, broker: Broker) -> Response:
-    name, prefix = visit.asked("queue"), visit.asked("prefix")
-    after = visit.request.query_params.get("after")
-    found, following = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
+def keys(context: RequestContext, broker: Broker) -> Response:
+    name, prefix = context.asked("queue"), context.asked("prefix")
+    after = context.request.query_params.get("after")
+    found, following = find_keys(broker, name, context.settings.page_size, prefix=prefix, after=after)
     control = broker.queue(name).control()
-    return visit.page(
+    return context.page(
         "keys",
         queue=name,
         prefix=prefix,

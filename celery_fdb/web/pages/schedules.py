@@ -22,7 +22,7 @@ from celery_fdb.inspection import formats
 from celery_fdb.inspection.schedules import BROKEN, EntryReport, configured, entry_of, fit, schedule_of, text_of
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.request_context import RequestContext
 from kombu_fdb import Broker
 
 #: Entries that are shown, and tasks whose last run is looked up.
@@ -36,11 +36,11 @@ MOST_FOLLOWING, SECOND = 3, timedelta(seconds=1)
 LastRun = Callable[[str], RunView | None]
 
 
-def schedules(visit: Visit, broker: Broker) -> Response:
+def schedules(context: RequestContext, broker: Broker) -> Response:
     """The page of schedules, by name."""
-    app = visit.settings.app
-    rows = rows_of(app, broker, formats.moment(visit.settings.clock.wall_ms()))
-    return visit.page("schedules", rows=rows, has_app=app is not None, most=MOST_ENTRIES)
+    app = context.settings.app
+    rows = rows_of(app, broker, formats.moment(context.settings.clock.wall_ms()))
+    return context.page("schedules", rows=rows, has_app=app is not None, most=MOST_ENTRIES)
 
 
 def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
 from celery_fdb.web.pages.messages import offered
-from celery_fdb.web.visit import MOST_SHOWN, Visit, known
+from celery_fdb.web.request_context import MOST_SHOWN, RequestContext, known
 from kombu_fdb import Broker
 from kombu_fdb.engine.inspection import browse
 
@@ -42,68 +42,68 @@ SESSION_DIGITS = 12
 LONGEST = 200
 
 
-def tasks(visit: Visit, broker: Broker) -> Response:
+def tasks(context: RequestContext, broker: Broker) -> Response:
     """The numbers by task, the busiest first."""
-    period = visit.asked("period", "hour")
+    period = context.asked("period", "hour")
     try:
-        seen = look_at_tasks(broker, period_s=PERIODS.get(period, PERIODS["hour"]), clock=visit.settings.clock)
+        seen = look_at_tasks(broker, period_s=PERIODS.get(period, PERIODS["hour"]), clock=context.settings.clock)
     except HistoryOff:
-        return visit.page("no_history", title="Tasks", here="tasks")
+        return context.page("no_history", title="Tasks", here="tasks")
     shown = seen.tasks[:MOST_SHOWN]
-    return visit.page("tasks", seen=seen, shown=shown, period=period, periods=list(PERIODS), error=layout.ERROR)
+    return context.page("tasks", seen=seen, shown=shown, period=period, periods=list(PERIODS), error=layout.ERROR)
 
 
-def runs(visit: Visit, broker: Broker) -> Response:
+def runs(context: RequestContext, broker: Broker) -> Response:
     """Runs that have ended, the newest first, or active ones, the longest first."""
-    given, wanted = _wanted(visit, FILTERS)
+    given, wanted = _wanted(context, FILTERS)
     try:
-        found = page_of_runs(broker, wanted, limit=visit.settings.page_size, cursor=visit.asked("cursor") or None)
+        found = page_of_runs(broker, wanted, limit=context.settings.page_size, cursor=context.asked("cursor") or None)
     except HistoryOff:
-        return visit.page("no_history", title="Runs", here="tasks")
+        return context.page("no_history", title="Runs", here="tasks")
     choices = {
-        "task": visit.tasks(*(each.task for each in found.runs)),
+        "task": context.tasks(*(each.task for each in found.runs)),
         **{name: known(getattr(each, name) for each in found.runs) for name in ("key", "queue", "worker")},
     }
-    return visit.page("runs", found=found, wanted=wanted, given=given, states=STATES, choices=choices)
+    return context.page("runs", found=found, wanted=wanted, given=given, states=STATES, choices=choices)
 
 
-def _wanted(visit: Visit, names: Sequence[str]) -> tuple[dict[str, str], Wanted]:
+def _wanted(context: RequestContext, names: Sequence[str]) -> tuple[dict[str, str], Wanted]:
     """The fields of a filter in the address that are not empty, and the filter.
 
     Raises ``InvalidArgument``, and ``HTTPException`` for arguments that the user may not see.
     """
-    given = {name: text[:LONGEST] for name in names if (text := visit.asked(name))}
+    given = {name: text[:LONGEST] for name in names if (text := context.asked(name))}
     fields: dict[str, Any] = dict(given)
     for name in ("since", "until"):
-        fields[f"{name}_ms"] = filters.moment_ms(name, fields.pop(name, ""), visit.zone) or 0
+        fields[f"{name}_ms"] = filters.moment_ms(name, fields.pop(name, ""), context.zone) or 0
     if "arguments" in fields:
-        fields["arguments"] = visit.asked_arguments()[:LONGEST]
+        fields["arguments"] = context.asked_arguments()[:LONGEST]
     return given, Wanted(**fields)
 
 
-def task(visit: Visit, broker: Broker) -> Response:
+def task(context: RequestContext, broker: Broker) -> Response:
     """One task: where its messages are, its runs, and its result; without an id, a form that asks for one.
 
     The id of a session, or its beginning as the command line shows it, leads to the page of sessions.
     """
-    task_id = visit.asked("id").strip()
+    task_id = context.asked("id").strip()
     life: Timeline | None = None
     if task_id:
         with suppress(TaskUnknown):
-            life = timeline_of(broker, task_id, visit.settings.app)
-    now_ms = visit.settings.clock.wall_ms()
+            life = timeline_of(broker, task_id, context.settings.app)
+    now_ms = context.settings.clock.wall_ms()
     rows = [MessageView.of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
     if life is None and not rows and len(task_id) >= SESSION_DIGITS:
         for each in look(broker, queues=()).sessions:
             if each.id.startswith(task_id):
-                return visit.redirect(f"{visit.url('sessions')}#{each.id}")
-    return visit.page(
+                return context.redirect(f"{context.url('sessions')}#{each.id}")
+    return context.page(
         "task",
         id=task_id,
         life=life,
         rows=rows,
         most=browse.MOST_OF_TASK,
-        offered=lambda row: visit.allowed(offered(row.message.queue, [row])),
+        offered=lambda row: context.allowed(offered(row.message.queue, [row])),
         offered_on_task=_offered_on_task,
     )
 
@@ -134,33 +134,33 @@ WIDTH = 1_000
 Parts = tuple[list[Node], list[Node]]
 
 
-def workflows(visit: Visit, broker: Broker) -> Response:
+def workflows(context: RequestContext, broker: Broker) -> Response:
     """The workflows: first those that are running, then the newest."""
-    given, wanted = _wanted(visit, WORKFLOW_FILTERS)
+    given, wanted = _wanted(context, WORKFLOW_FILTERS)
     try:
-        found, following = page_of_workflows(broker, wanted, cursor=visit.asked("cursor") or None)
+        found, following = page_of_workflows(broker, wanted, cursor=context.asked("cursor") or None)
     except HistoryOff:
-        return visit.page("no_history", title="Workflows", here="workflows")
-    tasks = visit.tasks(*(each.name for each in found))
-    return visit.page(
+        return context.page("no_history", title="Workflows", here="workflows")
+    tasks = context.tasks(*(each.name for each in found))
+    return context.page(
         "workflows", workflows=found, following=following, given=given, states=WORKFLOW_STATES, tasks=tasks
     )
 
 
-def workflow(visit: Visit, broker: Broker) -> Response:
+def workflow(context: RequestContext, broker: Broker) -> Response:
     """The workflow of any of its tasks."""
-    task_id = visit.asked("id").strip()
+    task_id = context.asked("id").strip()
     try:
         found = workflow_of(broker, task_id)
     except TaskUnknown:
         raise HTTPException(
             404, "Nothing is known of this task. Workflows are drawn from the history of what ran."
         ) from None
-    now_s = visit.settings.clock.wall_ms() / 1000
+    now_s = context.settings.clock.wall_ms() / 1000
     parts = _drawn(found)
     begin, end = found.started or now_s, found.ended or now_s
     ticks = [begin + at * (end - begin) / 3 for at in range(4)]
-    return visit.page(
+    return context.page(
         "workflow",
         id=task_id,
         found=found,

@@ -20,19 +20,19 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
 from celery_fdb.web.page import Shared
-from celery_fdb.web.visit import MOST_SHOWN, Visit
+from celery_fdb.web.request_context import MOST_SHOWN, RequestContext
 from kombu_fdb import Broker
 from kombu_fdb.model import SessionFacts, controlled_worker, is_internal
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-def sessions(visit: Visit, broker: Broker) -> Response:
+def sessions(context: RequestContext, broker: Broker) -> Response:
     """The sessions, the silent ones first."""
     seen = look(broker, queues=(), held=True)
     rows = [row_of(each, seen.heard_s(each)) for each in seen.sessions]
     rows.sort(key=lambda row: (row["state"] != "silent", row["session"].host, row["session"].pid or 0))
-    return visit.page("sessions", sessions=rows[:MOST_SHOWN], total=len(rows), asides=seen.asides)
+    return context.page("sessions", sessions=rows[:MOST_SHOWN], total=len(rows), asides=seen.asides)
 
 
 def row_of(session: SessionFacts, age_s: float | None) -> dict[str, Any]:
@@ -58,12 +58,12 @@ TIMEOUT_S = 1.0
 FRESH_S = 2.0
 
 
-def workers(told: Shared[list[dict[str, Any]]], visit: Visit, broker: Broker) -> Response:
+def workers(told: Shared[list[dict[str, Any]]], context: RequestContext, broker: Broker) -> Response:
     """The page of workers. ``told``: their answers, which the dashboard's visitors share."""
     del broker  # remote control uses the app's own connection
-    app, clock = visit.settings.app, visit.settings.clock
+    app, clock = context.settings.app, context.settings.clock
     found = None if app is None else told.get(lambda: ask(app, clock.wall_ms() / 1000), clock, FRESH_S)
-    return visit.page("workers", workers=found, offered=_offered)
+    return context.page("workers", workers=found, offered=_offered)
 
 
 #: Pools that can be resized while they run, and pools that enforce both time limits.

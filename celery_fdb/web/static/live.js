@@ -48,22 +48,22 @@
   };
 
   // Links stay the same elements, so that one keeps the focus while its text changes.
-  const attend = (concerns) => {
-    const section = document.getElementById("concerns");
+  const attend = (alerts) => {
+    const section = document.getElementById("alerts");
     if (!section) { return; }
     const list = section.querySelector("ul");
-    while (list.children.length > concerns.length) { list.lastElementChild.remove(); }
-    for (const [at, { text, queue }] of concerns.entries()) {
+    while (list.children.length > alerts.length) { list.lastElementChild.remove(); }
+    for (const [at, { text, queue }] of alerts.entries()) {
       const item = list.children[at] ?? list.appendChild(document.createElement("li"));
       const link = item.firstElementChild ?? item.appendChild(document.createElement("a"));
       link.href = queue === null ? section.dataset.sessions : `${section.dataset.queue}?${new URLSearchParams({ queue })}`;
       if (link.textContent !== text) { link.textContent = text; }
     }
-    section.hidden = concerns.length === 0;
+    section.hidden = alerts.length === 0;
   };
 
-  const look = ({ summary, queues, concerns }) => {
-    attend(concerns);
+  const look = ({ summary, queues, alerts }) => {
+    attend(alerts);
     for (const cell of document.querySelectorAll("[data-summary]")) { write(cell, summary[cell.dataset.summary]); }
     for (const row of document.querySelectorAll("[data-live-queues] tr[data-queue]")) {
       if (Object.hasOwn(queues, row.dataset.queue)) { writeQueue(row, queues[row.dataset.queue]); }

@@ -27,7 +27,7 @@ from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.publish import Publisher
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
@@ -95,7 +95,7 @@ class Sessions(Verbs):
 
         def body(work: Work) -> int:
             session.seal(work, session_id)
-            line.drop(work, session_id, first)
+            wait_queue.drop(work, session_id, first)
             held = session.leases_of_claim(work, session_id, first, release.MESSAGES_PER_TRANSACTION)
             return sum(settle.release(work, held, "none"))
 

@@ -1,4 +1,4 @@
-"""Messages: consumers claim them, alone or in a line, and settle them; operators delete, cancel and move them."""
+"""Messages: consumers claim them, alone or in a wait queue, and settle them; operators delete, cancel and move them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.messages import claim, move, settle, watch
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import parts, session
 from kombu_fdb.engine.stored.work import Effects, Event, Work
@@ -46,7 +46,7 @@ class Messages(Verbs):
         self._windows = parts.AdaptiveBatch(session.LEASES_PER_CLAIM)
         self._settlements = parts.AdaptiveBatch(session.LEASES_PER_CLAIM)
         self._services = parts.AdaptiveBatch(claim.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
-        #: How often this engine lost a claim to a rival.
+        #: How often this engine lost a claim to a competing consumer.
         self.lost_races = 0
 
     def claim(
@@ -91,7 +91,7 @@ class Messages(Verbs):
             tried[:] = claim.claim(work, queues, window, terms.acks)
             if not terms.stands(window.single):  # after the reads: to give it up later seals the session, and conflicts
                 raise Outrun
-            gives_way = may_give_way and not window.single  # these have no line
+            gives_way = may_give_way and not window.single  # these have no wait queue
             return list(tried)
 
         def on_conflict() -> None:
@@ -120,9 +120,9 @@ class Messages(Verbs):
         """
         return next(self._claims) * session.LEASES_PER_CLAIM
 
-    # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
+    # -- a wait queue of consumers (``scheduling/wait_queue.py``) ------------------------------------------------------
 
-    def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Standing, list[Delivery]]:
+    def look(self, demand: Demand, *, fired: bool = False) -> tuple[wait_queue.Standing, list[Delivery]]:
         """How the demand stands, what it was granted, and watches that fire when that may have changed.
 
         ``fired``: such a watch has fired, so a grant is likely. Granted messages that can't be read are dead-lettered.
@@ -136,16 +136,17 @@ class Messages(Verbs):
         self,
         demand: Demand,
         queues: Sequence[str],
-        seen: line.Waiting,
+        seen: wait_queue.Waiting,
         patience: Callable[[], float] = lambda: 0.0,
     ) -> Served:
-        """Claim for the line, as its first consumer. ``seen``: as a :meth:`look` found the line, the demand in it.
+        """Claim for all that wait, as the first consumer. ``seen``: the wait queue as a :meth:`look` found it.
 
         ``patience``: returns for how many seconds the waiters are patient from now on; called in each attempt, right
         before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
 
-        A consumer that claims past the line takes little, so it is faster than a service, which takes much. The service
-        would lose one race after the other while a whole line waits for it. So each lost race halves its size.
+        A consumer that claims past the wait queue takes little, so it is faster than a service, which takes much. The
+        service would lose one race after the other while a whole wait queue waits for it. So each lost race halves its
+        size.
         """
         tried: list[Served] = []
 
@@ -153,7 +154,7 @@ class Messages(Verbs):
             window = self._window(demand.session, demand.first, most)
             served = claim.serve(work, queues, demand, seen, window)
             if served.deliveries or served.others:
-                line.served(work, demand, patience())
+                wait_queue.served(work, demand, patience())
             tried[:] = [served]
             return served
 
@@ -171,15 +172,15 @@ class Messages(Verbs):
         return self._services.run(run, max(wanted, 1))
 
     def leave(self, demand: Demand) -> bool:
-        """Leave the line. True if the demand had been granted messages."""
-        return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
+        """Leave the wait queue. True if the demand had been granted messages."""
+        return self._run.write(lambda work: wait_queue.end(work, demand.session, demand.first)) == wait_queue.GRANTED
 
     def evict(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
         """End the wait of the consumer in that row of the demand's line, because it does not serve.
 
         ``patience_s``: for how long the other waiters are patient from now on.
         """
-        self._run.write(lambda work: line.evict(work, demand.line, first, patience_s))
+        self._run.write(lambda work: wait_queue.evict(work, demand.wait_queue, first, patience_s))
 
     # -- settling ------------------------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class Upkeep(Verbs):
         """All rows of a range, read in parts, for a FailureDetector."""
         return [*self._run.scan(whole, ROWS_PER_TRANSACTION)]
 
-    def ghosts(self) -> dict[tuple[str, str], bytes]:
+    def orphans(self) -> dict[tuple[str, str], bytes]:
         """The rows of queues and exchanges that seem to be gone: kind, name and last change, for a FailureDetector."""
         alive, exchanges = self._inspect.queues(), {each.name for each in self._inspect.exchanges()}
         found = {}
@@ -114,8 +114,8 @@ class Upkeep(Verbs):
                 found["exchange", exchange] = value
         return found
 
-    def clear_ghost(self, kind: str, name: str, value: bytes) -> bool:
-        """Clear the rows of a ghost, if they have not changed since and their queue or exchange is really gone."""
+    def clear_orphan(self, kind: str, name: str, value: bytes) -> bool:
+        """Clear the rows of an orphan, if they have not changed since and their queue or exchange is really gone."""
         clear = quarantine.clear_queue if kind == "queue" else quarantine.clear_exchange
         return self._run.write(lambda work: clear(work, name, value))
 

@@ -1,4 +1,4 @@
-"""Claim: move ready messages under leases, in one transaction; for one consumer, or for a line of them.
+"""Claim: move ready messages under leases, in one transaction; for one consumer, or for a wait queue of them.
 
 A claim chooses messages (:func:`choose_rows`), takes their rows out of the ready ranges (:func:`take_rows`), and leases
 each one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes. It conflicts with a
@@ -14,24 +14,25 @@ message whose payload is gone are dead-lettered as malformed (POISON-ENDS). A ne
 (``newer.py``). They use up the window, so a claim that returns less than ``limit`` does not mean that the queue is
 empty; ``arm`` says whether it is (``watch.py``).
 
-Join: a consumer waits in the line of the consumers of the same queues (``scheduling/line.py``), and settles what it has
-finished. A join conflicts with what ends the session, with transactions that settle the same leases, and with a change
-of the queues' limits (``key_limits.py``), but not with other joins or services.
+Join: a consumer waits in the wait queue of the consumers of the same queues (``scheduling/wait_queue.py``), and settles
+what it has finished. A join conflicts with what ends the session, with transactions that settle the same leases, and
+with a change of the queues' limits (``key_limits.py``), but not with other joins or services.
 
-Serve: the first consumer in the line claims for all of them, in one transaction. It claims what a single consumer with
-the sum of their demands would get, and deals the messages out: each one is leased to the next consumer whose window is
-not full, the server first. So the messages of one commit have the order that a single consumer would get (FAIR),
-however many consumers there are.
+Serve: the first consumer in the wait queue claims for all of them, in one transaction. It claims what a single consumer
+with the sum of their demands would get, and deals the messages out: each one is leased to the next consumer whose
+window is not full, the server first. So the messages of one commit have the order that a single consumer would get
+(FAIR), however many consumers there are.
 
-A queue with a single active consumer has no line, as a service could serve that consumer only. Where it was declared
-with ``x-single-active-consumer`` while consumers stood in its line, each leaves on reaching the front, and claims for
-itself.
+A queue with a single active consumer has no wait queue, as a service could serve that consumer only. Where it was
+declared with ``x-single-active-consumer`` while consumers stood in its wait queue, each leaves on reaching the front,
+and claims for itself.
 
-A service is bounded in messages and bytes: a demand that does not fit stays in the line. So does a demand that gets
-nothing because there are too few messages; the first such demand is then the first of the line. The server opens only
-the record of a message for another consumer. The consumer that gets the message reads its payload (:func:`look`), and
-rejects it as malformed if that is gone. A service conflicts with transactions that take the same messages, and with the
-end of the server's session, or of a demand or session that it serves; it does not conflict with joins.
+A service is bounded in messages and bytes: a demand that does not fit stays in the wait queue. So does a demand that
+gets nothing because there are too few messages; the first such demand is then the first of the wait queue. The server
+opens only the record of a message for another consumer. The consumer that gets the message reads its payload
+(:func:`look`), and rejects it as malformed if that is gone. A service conflicts with transactions that take the same
+messages, and with the end of the server's session, or of a demand or session that it serves; it does not conflict with
+joins.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from typing import NamedTuple
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
 from kombu_fdb.engine.messages.message import delete_rest, open_records, put_leased, read_all, take_run
-from kombu_fdb.engine.scheduling import fair, line, single
+from kombu_fdb.engine.scheduling import fair, single, wait_queue
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
@@ -92,7 +93,7 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     """
     lease_keys, lease_ranges = settle.lease_rows(work, acks)
     keys = state_keys(work, queues)
-    rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
+    rivals = [wait_queue.first_range(work, wait_queue.name(queues))] if window.gives_way else []
     known = _known_fair(queues, window)
     ranges = [*lease_ranges, *rivals, *_head_ranges(work, queues, known, window, window.limit)]
     values, rows = session.require(work, window.session, and_read=[*lease_keys, *keys], ranges=ranges)
@@ -308,7 +309,7 @@ def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> De
 def join(
     work: Work, demand: Demand, acks: Sequence[Lease] = (), *, queues: Sequence[str] = (), over: Collection[int] = ()
 ) -> None:
-    """Wait for messages in the line of the consumers of the same ``queues``; ``acks`` are settled with it.
+    """Wait for messages in the wait queue of the consumers of the same ``queues``; ``acks`` are settled with it.
 
     ``queues``: if there are many, they are not read. ``over``: the first leases of the session's demands that have
     ended and will not be looked at any more. Raises ``SessionLost``. A caller that does not know the outcome calls
@@ -320,7 +321,7 @@ def join(
     note_unlimited(work, zip(few, map(control_of, values[len(keys) :]), strict=True))
     if acks:
         settle.ack(work, acks, settle.in_runs(keys, values, runs))
-    line.join(work, demand, over)
+    wait_queue.join(work, demand, over)
 
 
 # -- serve -------------------------------------------------------------------------------------------------------------
@@ -346,8 +347,8 @@ class Served(NamedTuple):
 Collected = tuple[list[Delivery], list[tuple[Lease, FormatError]]]
 
 
-def serve(work: Work, queues: Sequence[str], mine: Demand, seen: line.Waiting, window: Window) -> Served:
-    """Claim for those that were ``seen`` in the line and still wait, ``mine`` among them.
+def serve(work: Work, queues: Sequence[str], mine: Demand, seen: wait_queue.Waiting, window: Window) -> Served:
+    """Claim for those that were ``seen`` in the wait queue and still wait, ``mine`` among them.
 
     ``window``: at most this much for all of them. Raises ``SessionLost`` if the server's session was fenced.
     """
@@ -366,7 +367,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, seen: line.Waiting, w
             found.setdefault(demand, []).append(delivery)
     for row, demand in waiting.items():
         if demand in found:
-            line.grant(work, row, demand, _timeouts(states, found[demand]))
+            wait_queue.grant(work, row, demand, _timeouts(states, found[demand]))
     own = found.pop(mine, [])
     return Served(own, len(found))
 
@@ -378,8 +379,8 @@ def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> di
 
 
 def _read_line(
-    work: Work, queues: Sequence[str], mine: Demand, seen: line.Waiting, window: Window
-) -> tuple[dict[str, QueueState], line.Waiting]:
+    work: Work, queues: Sequence[str], mine: Demand, seen: wait_queue.Waiting, window: Window
+) -> tuple[dict[str, QueueState], wait_queue.Waiting]:
     """Read the queues, the demands and their sessions in one round trip. Returns the queues, and those that wait."""
     demands = [work.keys.demand(demand.session, demand.first) for demand in seen.values()]
     sessions = [work.keys.session(demand.session) for demand in seen.values()]
@@ -392,7 +393,7 @@ def _read_line(
     for (row, demand), stands, record in zip(seen.items(), values, values[count:], strict=False):
         if record is None and demand == mine:
             raise SessionLost(session=mine.session.hex())
-        if record is not None and line.waits(work, row, demand, stands):
+        if record is not None and wait_queue.waits(work, row, demand, stands):
             waiting[row] = demand
     return _states_of(queues, values[2 * count :], found, known, window), waiting
 
@@ -437,12 +438,12 @@ def _take_all(
     ]
 
 
-def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Standing, Collected]:
+def look(work: Work, demand: Demand, *, fired: bool) -> tuple[wait_queue.Standing, Collected]:
     """How the demand stands, and what it was granted. ``fired``: a grant is likely, so look for it first."""
     if fired and (collected := _collect(work, demand)) is not None:
-        return line.STANDS_GRANTED, collected
-    standing = line.look(work, demand)
-    return standing, (_collect(work, demand) if standing.stands == line.GRANTED else None) or ([], [])
+        return wait_queue.STANDS_GRANTED, collected
+    standing = wait_queue.look(work, demand)
+    return standing, (_collect(work, demand) if standing.stands == wait_queue.GRANTED else None) or ([], [])
 
 
 def _collect(work: Work, demand: Demand) -> Collected | None:
@@ -451,7 +452,7 @@ def _collect(work: Work, demand: Demand) -> Collected | None:
     own = keys.demand(demand.session, demand.first)
     block = keys.lease(demand.session, demand.first), keys.lease(demand.session, last)
     stands, rows = work.tr.get_ranges([(own, own + b"\x00", 1), (*block, 0)], snapshot=True)
-    timeouts = line.granted(stands[0][1] if stands else b"")
+    timeouts = wait_queue.granted(stands[0][1] if stands else b"")
     if timeouts is None:
         return None
     deliveries: list[Delivery] = []

@@ -11,7 +11,7 @@ range itself. A sub-queue is
 The ring is served in order. A sub-queue that was served goes to the round after the present one; so does a newcomer
 (``QueueControl.newcomer``), behind sub-queues whose first message came earlier. That is exactly the order of queue-by
 (https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows this order. A claim that
-serves a line of consumers (``line.py``) is one like any other, so the order is the same with any number of consumers.
+serves a wait queue (``wait_queue.py``) is one like any other, so the order is the same with any number of consumers.
 
 Which transaction moves what:
 

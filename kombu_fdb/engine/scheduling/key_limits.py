@@ -262,13 +262,13 @@ class Allowances:
         if key == "" and self._counting:
             return UNLIMITED
         if key not in self._flights:
-            self._exclude_rivals(key)
+            self._exclude_others(key)
             self._flights[key] = self._find(key)[1]
         return self._flights[key]
 
     def _bucket(self, key: str, limits: KeyLimits) -> Bucket:
         if key not in self._buckets:
-            row = self._exclude_rivals(key)
+            row = self._exclude_others(key)
             self._buckets[key] = refilled(row, limits, self._now_ms, self._unchanged_ms(key, row))
         return self._buckets[key]
 
@@ -277,7 +277,7 @@ class Allowances:
             return 0
         return known_for_ms(self._sightings, self._clock, self._keys.bucket(self._queue, key), row)
 
-    def _exclude_rivals(self, key: str) -> bytes | None:
+    def _exclude_others(self, key: str) -> bytes | None:
         """Make claims of one limited key exclude each other: each reads its bucket as a conflict, and writes it.
 
         Clearing an absent row is a write as well, and leaves no row.

@@ -49,7 +49,7 @@ class Window:
     sightings: Sightings | None = None
     #: By queue, the tag of the consumer that claims, where only one may be active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)
-    #: Whether it gives way to rivals in a line for the same queues: it raises ``Outrun`` before it does anything.
+    #: Whether it gives way to those in a wait queue for the same queues: it raises ``Outrun`` before it does anything.
     gives_way: bool = False
     #: Whether it takes each message apart, and so does not conflict with one that is released in between: for a claim
     #: that has already lost a race.

@@ -52,7 +52,7 @@ MOST_USER_VERSION = 0xFFFF
 #: (``newer.py``).
 Counted = State | Literal["newer"]
 #: What happens to messages. lost: a lease was taken from a dead session. late: it was gone when it was to be settled.
-#: conflicts: a claim was beaten by a rival's. contested: a message was in such a claim.
+#: conflicts: a claim was beaten by a competing one. contested: a message was in such a claim.
 Happening = Literal["published", "claimed", "acked", "returned", "dead", "lost", "late", "conflicts", "contested"]
 #: What is counted for charts only (``totals.py``): a queue's name, what happened, and the key of the message; without a
 #: key: any message.

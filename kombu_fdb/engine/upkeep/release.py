@@ -14,7 +14,7 @@ from __future__ import annotations
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury, bury_malformed
 from kombu_fdb.engine.messages.message import end_lease
-from kombu_fdb.engine.scheduling import line, single
+from kombu_fdb.engine.scheduling import single, wait_queue
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -65,7 +65,7 @@ def forget(work: Work, session_id: SessionId) -> None:
     """
     held = work.tr.get_range(*range_of(work.keys.leases(session_id)), limit=1)
     if not held and work.tr.get(work.keys.session(session_id)) is None:
-        line.forget(work, session_id)
+        wait_queue.forget(work, session_id)
         work.tr.clear(work.keys.beat(session_id))
 
 

@@ -11,12 +11,14 @@ turn checks before it claims. Then the fetcher is *asleep*: nothing is claimed o
 its bell rings. While the connection is attended, a queue is *hungry* when it may have messages, *armed* when it was
 seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
 
-1. If rivals consume the same queues and there is room, wait in line with them (``process/line_member.py``). While
-   another consumer is the first there, leave these queues out of the steps 2 and 3 (:class:`Claiming`).
+1. If other consumers compete for the same queues and there is room, wait in the queue with them
+   (``process/combiner_client.py``). While another consumer is the first there, leave these queues out of the steps 2
+   and 3 (:class:`Claiming`).
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
-3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
-   the whole line. Afterwards the queues before the last one that gave a message are no longer hungry; if there was room
-   for more, no queue is. Begin again, unless all the room is used, there is no queue to be watched, and no ack is left.
+3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a wait
+   queue, for the whole wait queue. Afterwards the queues before the last one that gave a message are no longer hungry;
+   if there was room for more, no queue is. Begin again, unless all the room is used, there is no queue to be watched,
+   and no ack is left.
 4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long while a few
    free places wait for more, as the claim that fills them takes the acks along.
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
@@ -27,10 +29,11 @@ What was claimed and not taken for ``undrained_timeout`` goes back to its place,
 its channel until the program drains again: the program has forgotten its consumer, or works for an hour in a callback.
 While the fetcher is asleep and holds nothing, a consumer that was the active one of its queue gives way.
 
-No room is promised twice: a consumer that waits in a line may be granted its full demand at any moment. So before it
-claims for the same channels from a queue that has no line (temporary, or with one active consumer), it leaves the line
-(:meth:`Claiming.restrict`). When it has joined the line again, and there is work, that queue leaves the room to the
-line for :data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
+No room is promised twice: a consumer that waits in a wait queue may be granted its full demand at any moment. So before
+it claims for the same channels from a queue that has no wait queue (temporary, or with one active consumer), it leaves
+the wait queue (:meth:`Claiming.restrict`). When it has joined the wait queue again, and there is work, that queue
+leaves the room to the wait queue for :data:`WAIT_QUEUE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves
+the other.
 
 Elsewhere than on SQLite, the worker loops never wait for the store: they take what has arrived, and sleep on
 :attr:`Fetcher.arrived`.
@@ -72,80 +75,80 @@ from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.wakeup import Bell, weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.line_member import Contention, LineMember
+from kombu_fdb.process.combiner_client import CombinerClient, Contention
 from kombu_fdb.process.session_threads import MOST_DEFERRED
 from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Subscription
 from kombu_fdb.transport.consuming.watch_set import WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, raise_as_operational
 from kombu_fdb.transport.poison import is_workers
 
-#: How long a line that was left for another queue comes first, in seconds from joining it again.
-LINE_FIRST_S = 0.25
+#: How long a wait queue that was left for another queue comes first, in seconds from joining it again.
+WAIT_QUEUE_FIRST_S = 0.25
 
 
 class Claiming:
-    """How a fetcher claims: directly, or in a line with rivals; and the acks that go along.
+    """How a fetcher claims: directly, or in a wait queue with others; and the acks that go along.
 
     A turn calls :meth:`stand` before it looks at any queue, and :meth:`restrict` and :meth:`claim` when it knows which
-    queues are hungry. In between, :meth:`others` are left alone: the first of their line looks at them.
+    queues are hungry. In between, :meth:`others` are left alone: the first of their wait queue looks at them.
     """
 
-    def __init__(self, client: Client, dispatch: Dispatch, member: LineMember) -> None:
-        self.member = member
+    def __init__(self, client: Client, dispatch: Dispatch, combiner: CombinerClient) -> None:
+        self.combiner = combiner
         self._client = client
         self._dispatch = dispatch
-        #: Whether it has had a queue for which rivals are possible.
+        #: Whether it has had a queue for which others may compete.
         self._began = False
-        #: Whether the line was left for another queue; and until when the line therefore comes first.
-        self._owes_line = False
-        self._line_first_until = 0.0
+        #: Whether the wait queue was left for another queue; and until when the wait queue therefore comes first.
+        self._owes_wait_queue = False
+        self._wait_queue_first_until = 0.0
 
     @property
-    def may_have_rivals(self) -> bool:
-        """If not, there is no line to stand in. Asked at each turn."""
-        return not self._began or self.member.contention.known or self.member.in_line
+    def may_compete(self) -> bool:
+        """If not, there is no wait queue to stand in. Asked at each turn."""
+        return not self._began or self.combiner.contention.known or self.combiner.in_wait_queue
 
     def stand(self, session: ClientSession, now: float) -> Plan:
-        """Join a line, look at it, or leave it, depending on rivals and room; what was granted is arriving.
+        """Join a wait queue, look, or leave, depending on other consumers and room; what was granted is arriving.
 
-        The plan that is returned has the queues of the line if this consumer has just become the first there, else
-        none. Raises what ``ClientSession.claim`` raises.
+        The plan that is returned has the queues of the wait queue if this consumer has just become the first there,
+        else none. Raises what ``ClientSession.claim`` raises.
         """
-        self.member.belong_to(session)
+        self.combiner.belong_to(session)
         if not self._began:
             self._begin()
-        plan, member = self._contested(now), self.member
+        plan, combiner = self._contested(now), self.combiner
         queues = sorted(plan.queues)
-        join = partial(member.join, session, queues, plan.limit)
-        if member.in_line and (list(member.queues) != queues or member.want > plan.limit):
-            member.leave()  # what it was granted there might not fit any more
-        elif queues and not member.in_line:
+        join = partial(combiner.join, session, queues, plan.limit)
+        if combiner.in_wait_queue and (list(combiner.queues) != queues or combiner.want > plan.limit):
+            combiner.leave()  # what it was granted there might not fit any more
+        elif queues and not combiner.in_wait_queue:
             self._with_acks(session, join)
-            self._pay_line(queues, now)
-        if self._dispatch.arriving or not member.attend(self._client.engine):
+            self._pay_wait_queue(queues, now)
+        if self._dispatch.arriving or not combiner.attend(self._client.engine):
             plan.queues = []
-        if queues and not self._dispatch.arriving and not member.in_line:  # it has just left, or its demand was ended
+        if queues and not self._dispatch.arriving and not combiner.in_wait_queue:  # it has left, or was evicted
             self._with_acks(session, join)
         return plan
 
-    def _pay_line(self, queues: list[str], now: float) -> None:
-        if self._owes_line and self._client.engine.messages.has_work(queues):
-            self._line_first_until = now + LINE_FIRST_S
-        self._owes_line = False
+    def _pay_wait_queue(self, queues: list[str], now: float) -> None:
+        if self._owes_wait_queue and self._client.engine.messages.has_work(queues):
+            self._wait_queue_first_until = now + WAIT_QUEUE_FIRST_S
+        self._owes_wait_queue = False
 
     def deferred(self, plan: Plan, now: float) -> set[str]:
-        """The queues that leave their room to the line; ``plan`` notes until when."""
-        left_s = self._line_first_until - now
-        if left_s <= 0 or not self.member.in_line:
+        """The queues that leave their room to the wait queue; ``plan`` notes until when."""
+        left_s = self._wait_queue_first_until - now
+        if left_s <= 0 or not self.combiner.in_wait_queue:
             return set()
         plan.note(left_s)
-        return self._dispatch.competing(self.member.queues)
+        return self._dispatch.competing(self.combiner.queues)
 
     def _begin(self) -> None:
         shared = self._dispatch.shared
         self._began = bool(shared)
         if shared and not self._client.engine.writers_take_turns:
-            self.member.contention.suspect(shared)
+            self.combiner.contention.suspect(shared)
 
     def _contested(self, now: float) -> Plan:
         shared = self._contested_queues()
@@ -153,37 +156,37 @@ class Claiming:
 
     def others(self) -> set[str]:
         """The queues that another consumer looks at, or would if one had room."""
-        return set() if self.member.is_first else self._contested_queues()
+        return set() if self.combiner.is_first else self._contested_queues()
 
     def _contested_queues(self) -> set[str]:
-        """Asked at each turn, so the queues are not gathered where there are no rivals."""
-        if not self.member.contention.known:
+        """Asked at each turn, so the queues are not gathered where no others compete."""
+        if not self.combiner.contention.known:
             return set()
         shared = self._dispatch.shared
-        return shared if self.member.contention.is_contested(shared) else set()
+        return shared if self.combiner.contention.is_contested(shared) else set()
 
     def restrict(self, plan: Plan) -> None:
-        """Restrict the plan to what one transaction may claim, the line's queues or the others, and make room for it.
+        """Restrict the plan to what one transaction may claim, the queues waited for or the others, and make room.
 
-        If that means to leave the line, what was granted there is arriving; then the plan is void. Raises what
+        If that means to leave the wait queue, what was granted there is arriving; then the plan is void. Raises what
         ``ClientSession.claim`` raises.
         """
-        line = self.member.queues
-        if not line:
+        waited_for = self.combiner.queues
+        if not waited_for:
             return
-        of_line = plan.queues[0] in line  # it was first longest ago, so neither part shuts the other out
-        plan.queues = [queue for queue in plan.queues if (queue in line) == of_line]
-        if not (of_line or self._dispatch.competing(line).isdisjoint(plan.queues)):
-            self._owes_line = True
-            self.member.leave()
+        are_waited_for = plan.queues[0] in waited_for  # it was first longest ago, so neither part shuts the other out
+        plan.queues = [queue for queue in plan.queues if (queue in waited_for) == are_waited_for]
+        if not (are_waited_for or self._dispatch.competing(waited_for).isdisjoint(plan.queues)):
+            self._owes_wait_queue = True
+            self.combiner.leave()
 
     def claim(self, session: ClientSession, plan: Plan) -> None:
         """Carry out a restricted plan; what was found is arriving.
 
         Raises what ``ClientSession.claim`` raises; then the acks that it took along are pending again.
         """
-        if self.member.in_line and not set(self.member.queues).isdisjoint(plan.queues):
-            self._dispatch.note_single(plan.queues, self.member.serve(plan.queues))
+        if self.combiner.in_wait_queue and not set(self.combiner.queues).isdisjoint(plan.queues):
+            self._dispatch.note_single(plan.queues, self.combiner.serve(plan.queues))
             return
         # Where writers take turns, a claim gives way to no other.
         shared = set() if self._client.engine.writers_take_turns else self._dispatch.shared
@@ -200,7 +203,7 @@ class Claiming:
         try:
             self._with_acks(session, claim)
         except errors.Outrun:
-            self.member.contention.contest(shared)
+            self.combiner.contention.contest(shared)
 
     def _with_acks(self, session: ClientSession, act: Callable[..., object]) -> None:
         acks: list[Lease] = []
@@ -217,7 +220,7 @@ class Claiming:
             raise
 
 
-#: With up to this many queues, the first consumer of a line claims from all of them without knowing which have
+#: With up to this many queues, the first consumer of a wait queue claims from all of them without knowing which have
 #: messages. With more, a consumer also watches their bells while it waits, so that it knows which have messages when it
 #: becomes the first.
 FEW_QUEUES = 8
@@ -273,7 +276,7 @@ class Fetcher:
         self._claiming = Claiming(
             client,
             self.dispatch,
-            LineMember(watch_set.bell.ring, clock, rng, longest_s, Contention(), self.dispatch.arriving),
+            CombinerClient(watch_set.bell.ring, clock, rng, longest_s, Contention(), self.dispatch.arriving),
         )
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._session: ClientSession | None = None
@@ -441,8 +444,8 @@ class Fetcher:
         self.arrived.ring()  # something may wait that did not fit before
 
     def abandon(self) -> None:
-        """Leave the line: there are no more consumers, and no more turns. Never blocks; for finalizers, too."""
-        self._claiming.member.abandon()
+        """Leave the wait queue: there are no more consumers, and no more turns. Never blocks; for finalizers, too."""
+        self._claiming.combiner.abandon()
 
     def close(self) -> list[Lease]:
         """End the turns. Returns the leases of all messages that have arrived and were not handed out."""
@@ -513,19 +516,19 @@ class Fetcher:
         dispatch, watch_set, claiming = self.dispatch, self._watch_set, self._claiming
         queues = dispatch.queues
         left_alone = others = set()
-        line_again_s = None
-        rivals = claiming.may_have_rivals
+        wait_queue_again_s = None
+        rivals = claiming.may_compete
         if rivals:
-            line = claiming.stand(session, now)
+            first_for = claiming.stand(session, now)
             if dispatch.arriving:
                 return self._hand_over()
             others = claiming.others()
-            if len(line.queues) <= FEW_QUEUES:
-                watch_set.hungry.update(line.queues)
+            if len(first_for.queues) <= FEW_QUEUES:
+                watch_set.hungry.update(first_for.queues)
             if len(others) <= FEW_QUEUES:
                 queues -= others
-            left_alone = others | claiming.deferred(line, now)
-            line_again_s = line.again_s
+            left_alone = others | claiming.deferred(first_for, now)
+            wait_queue_again_s = first_for.again_s
         if unknown := watch_set.limit(queues):
             watch_set.arm(self.client.engine, unknown, session.session_id, dispatch.consumers)
         plan = dispatch.plan(watch_set.hungry - left_alone, now, self._first_ack)
@@ -538,23 +541,23 @@ class Fetcher:
             return rest_s
         self._fruitless = 0
         self._flush_if_due(now)
-        next_look_s = claiming.member.next_look_s()
-        return self._pause(now, line_again_s, plan.again_s, self._next_look - now, next_look_s)
+        next_look_s = claiming.combiner.next_look_s()
+        return self._pause(now, wait_queue_again_s, plan.again_s, self._next_look - now, next_look_s)
 
     def _sleep(self, now: float) -> float | None:
         """The program does not drain, or the store refuses what it has rejected: leave the messages to others."""
         self._watch_set.disarm()
         self._watch_set.hungry.update(self.dispatch.queues)
         self._fruitless, self._room_waits = 0, False
-        self._leave_line()
+        self._leave_wait_queue()
         self._flush_if_due(now)
         self._give_way()
         return self._pause(now)
 
-    def _leave_line(self) -> None:
-        """Leave the line; what was granted just now is released."""
+    def _leave_wait_queue(self) -> None:
+        """Leave the wait queue; what was granted just now is released."""
         with suppress(errors.SessionLost):
-            self._claiming.member.leave()
+            self._claiming.combiner.leave()
             self.dispatch.turn_away()
             self._release_leaving()
 
@@ -617,7 +620,8 @@ class Fetcher:
             self._fruitless = 0
             plan.uses_all = plan.uses_all and len(gave) == plan.limit
             return self._hand_over()
-        # The messages had expired, or a rival took them. Even if they can't be claimed at all, this is no busy loop.
+        # The messages had expired, or a competing consumer took them. Even if they can't be claimed at all, this is no
+        # busy loop.
         self._fruitless += 1
         return min(FIRST_REST_S * (1 << min(self._fruitless, 10)), LONGEST_REST_S)
 
@@ -727,15 +731,15 @@ class Fetcher:
             for each in self.dispatch.subscriptions
             if each.session_id == session.session_id  # one added just now may be registered under another
         }
-        watch_set, member, keys = self._watch_set, self._claiming.member, self.client.engine.keys
+        watch_set, combiner, keys = self._watch_set, self._claiming.combiner, self.client.engine.keys
         controls = {keys.control(queue): queue for queue in list(self.dispatch.single)}
-        watched = [*watch_set.keys, *member.watched(keys), *controls]
-        forgotten, values = session.glance([*own], watched, member.demand)
+        watched = [*watch_set.keys, *combiner.watched(keys), *controls]
+        forgotten, values = session.glance([*own], watched, combiner.demand)
         if values != self._glanced:
             watch_set.disarm()
-            member.look_again()
+            combiner.look_again()
         else:
-            member.is_spared()
+            combiner.is_spared()
         self._glanced = values
         single = [queue for key, queue in controls.items() if control_of(values[key]).single_active]
         self.dispatch.note_single(controls.values(), single)

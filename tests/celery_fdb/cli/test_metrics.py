@@ -269,8 +269,8 @@ def test_the_endpoint_is_this_machines_unless_another_address_is_named(run, monk
         serve_forever = shutdown = __exit__
 
     bound = []
-    monkeypatch.setattr("celery_fdb.cli.serving._Server", Server)
-    monkeypatch.setattr("celery_fdb.cli.serving._wait_for_the_end", lambda: None)
+    monkeypatch.setattr("celery_fdb.cli.servers._Server", Server)
+    monkeypatch.setattr("celery_fdb.cli.servers._wait_for_the_end", lambda: None)
     result = run("metrics", *options)
     assert (result.code, bound) == (0, [address])
     assert ("there is no password" in result.err) == is_open

@@ -29,7 +29,7 @@ TOKEN = "a token of enough letters"
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be served, and how."""
     found: list[Any] = []
-    module = "celery_fdb.cli.serving"
+    module = "celery_fdb.cli.servers"
     monkeypatch.setattr(f"{module}._serve", lambda application, listener, given: found.append((application, given)))
     return found
 

@@ -17,8 +17,8 @@ import celery_fdb.web
 from celery_fdb.operations.action import log_audit
 from celery_fdb.web import User, authentication, dashboard
 from celery_fdb.web.authentication import AGAIN_S, FREE, MOST, Authentication, address_of
+from celery_fdb.web.request_context import PATHS, RequestContext, cookie_name
 from celery_fdb.web.settings import DashboardSettings
-from celery_fdb.web.visit import PATHS, Visit, cookie_name
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
@@ -217,7 +217,7 @@ def test_a_notice_of_another_program_on_this_host_is_not_shown(visit: Any, broke
 
 def way_back(root: str, target: str) -> str:
     request = Request({"type": "http", "root_path": root, "headers": []})
-    return Visit(request, DashboardSettings("", anonymous=True), User(""), log_audit("")).way_back(target)
+    return RequestContext(request, DashboardSettings("", anonymous=True), User(""), log_audit("")).way_back(target)
 
 
 @pytest.mark.parametrize("target", ["//evil", "https://evil/", "/\\evil", "/..//evil", "/x/../../y", "x", "", "/a\nb"])

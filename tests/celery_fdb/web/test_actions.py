@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_fdb.operations import action as action_module
-from celery_fdb.web.visit import carried
+from celery_fdb.web.request_context import carried
 from kombu_fdb import Broker
 
 

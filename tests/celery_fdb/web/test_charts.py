@@ -15,7 +15,7 @@ from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.formats import moment
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, charts_of, rounded_up
-from celery_fdb.web.visit import FORMS
+from celery_fdb.web.request_context import FORMS
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Span, write
 from kombu_fdb.primitives.clock import Clock

@@ -142,7 +142,7 @@ def test_nothing_of_it_runs_and_no_page_breaks(window: Window, served: tuple[Bro
     window.open("/")
     window.wait_for("#live", "^live$")
     broker.queue(NAME).put("one more")
-    until(lambda: "is paused with 2 messages" in window.text("#concerns"), say=lambda: window.text("#concerns"))
+    until(lambda: "is paused with 2 messages" in window.text("#alerts"), say=lambda: window.text("#alerts"))
     check(window, "the live overview")
     assert not window.complaints()
 

@@ -278,10 +278,10 @@ def seen(at_ms: int, ready: int = 0, **totals: int) -> Overview:
 
 
 def test_rates_and_what_follows_from_them() -> None:
-    vitals = LiveStats()
-    first = vitals.told(seen(0, 60))["summary"]
+    stats = LiveStats()
+    first = stats.told(seen(0, 60))["summary"]
     assert (first["acked"], first["wait"], first["failures"], first["oldest"]) == (None, None, None, 4.0)
-    event = vitals.told(seen(2_000, 60, published=40, claimed=20, acked=15, dead=5))
+    event = stats.told(seen(2_000, 60, published=40, claimed=20, acked=15, dead=5))
     assert event["summary"]["published"] == 20
     assert event["summary"]["acked"] == 7.5
     assert event["summary"]["wait"] == 6, "60 messages at 10 a second"
@@ -296,23 +296,23 @@ def test_what_needs_attention_is_told_with_each_look() -> None:
     told = LiveStats().told(
         Overview(0, "x", [QueueView(name, ready=3, dead=1), QueueView("w.celery.pidbox", dead=1)], [])
     )
-    assert told["concerns"] == [
+    assert told["alerts"] == [
         {"text": "no worker consumes any queue", "queue": None},
         {"text": "1 dead letter of jobs\\u202e", "queue": name},
         {"text": "jobs\\u202e has no consumers, and 3 wait there", "queue": name},
     ]
     told = LiveStats().told(Overview(0, "x", [QueueView("jobs"), QueueView("mails", consumers=1)], []))
-    assert told["concerns"] == []
+    assert told["alerts"] == []
     silent = SessionFacts(NO_SESSION, {"host": "host", "pid": 7}, b"", 10.0, open=True, consumed=[], beat_ms=1)
     told = LiveStats().told(Overview(20_000, "x", [], [silent]))
-    assert told["concerns"] == [{"text": "1 session without a heartbeat: host 7", "queue": None}]
+    assert told["alerts"] == [{"text": "1 session without a heartbeat: host 7", "queue": None}]
 
 
 def test_with_a_history_failures_are_those_of_runs() -> None:
-    vitals = LiveStats()
-    assert vitals.told(seen(0), (100, 50))["summary"]["failures"] is None
-    assert vitals.told(seen(2_000, acked=40), (140, 60))["summary"]["failures"] == pytest.approx(0.25)
-    assert vitals.told(seen(4_000, acked=40, dead=40))["summary"]["failures"] == pytest.approx(0.5), "without one"
+    stats = LiveStats()
+    assert stats.told(seen(0), (100, 50))["summary"]["failures"] is None
+    assert stats.told(seen(2_000, acked=40), (140, 60))["summary"]["failures"] == pytest.approx(0.25)
+    assert stats.told(seen(4_000, acked=40, dead=40))["summary"]["failures"] == pytest.approx(0.5), "without one"
 
 
 @in_a_loop
@@ -330,24 +330,24 @@ async def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broke
 
 
 def test_rates_are_of_the_last_seconds_only() -> None:
-    vitals = LiveStats()
+    stats = LiveStats()
     for second in range(30):
-        event = vitals.told(seen(second * 1_000, acked=0 if second < 15 else 100))
+        event = stats.told(seen(second * 1_000, acked=0 if second < 15 else 100))
     assert event["summary"]["acked"] == 0
 
 
 def test_looks_are_forgotten_with_their_queues() -> None:
     """Those of five minutes would be gigabytes where there are ten thousand queues."""
-    vitals = LiveStats()
+    stats = LiveStats()
     looks = [seen(second * 2_000) for second in range(30)]
     for each in looks:
-        vitals.told(each)
+        stats.told(each)
     held = [each for each in looks if any(isinstance(other, tuple) for other in gc.get_referrers(each))]
     assert held == looks[-6:]
 
 
 def test_a_clock_that_was_set_back_costs_one_look() -> None:
-    vitals = LiveStats()
-    vitals.told(seen(3_600_000))
-    vitals.told(seen(0))
-    assert vitals.told(seen(2_000, acked=20))["summary"]["acked"] == 10
+    stats = LiveStats()
+    stats.told(seen(3_600_000))
+    stats.told(seen(0))
+    assert stats.told(seen(2_000, acked=20))["summary"]["acked"] == 10

@@ -21,8 +21,8 @@ from celery_fdb.inspection import overview
 from celery_fdb.inspection.overview import Overview
 from celery_fdb.operations.action import Action
 from celery_fdb.web.pages import actions, messages, queues, workers
+from celery_fdb.web.request_context import NOTHING, PATHS
 from celery_fdb.web.settings import DashboardSettings
-from celery_fdb.web.visit import NOTHING, PATHS
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.testing.clock import ManualClock

@@ -26,7 +26,7 @@ from celery_fdb.operations.messages import unknown
 from celery_fdb.web import User
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, row_of, worker_of
-from celery_fdb.web.visit import NOTHING
+from celery_fdb.web.request_context import NOTHING
 from kombu_fdb import Broker, errors
 from kombu_fdb.model import NO_SESSION, SessionFacts
 from kombu_fdb.primitives.clock import Clock

@@ -16,7 +16,7 @@ OPTIONS = Options(claim_window=4, poll_interval=60.0)
 
 
 class Consumer:
-    """Of ``queues``, those in ``single`` with one active consumer. ``contested``: it stands in a line at once."""
+    """Of ``queues``, those in ``single`` with one active consumer. ``contested``: it stands in a wait queue at once."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Consumer:
         for number, queue in enumerate(queues):
             self.transport.consume(queue, f"tag-{number}")
         if contested:
-            self.transport.fetcher._claiming.member.contention.contest(self.transport.fetcher.dispatch.shared)
+            self.transport.fetcher._claiming.combiner.contention.contest(self.transport.fetcher.dispatch.shared)
 
     def turn(self) -> None:
         self.transport.bell.ring()

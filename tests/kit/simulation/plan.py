@@ -69,7 +69,7 @@ AT_COMMIT: Mapping[Fault, int] = {
     Fault.WATCH_LOST: 2,
     Fault.WATCH_FOR_NOTHING: 2,
 }
-#: So many have two looks at a line, a look at the queues, and a service.
+#: So many have two looks at a wait queue, a look at the queues, and a service.
 MOST_OPERATIONS = 24
 AT_READ: Mapping[Fault, int] = {Fault.TOO_OLD: 1, Fault.UNAVAILABLE: 1}
 

@@ -17,7 +17,7 @@ from kombu_fdb.engine.facade import engine
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
-from kombu_fdb.engine.scheduling import fair, key_limits, limit_changes, line, single
+from kombu_fdb.engine.scheduling import fair, key_limits, limit_changes, single, wait_queue
 from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.stored import copies, parts, session
 from kombu_fdb.engine.stored.work import Effects, Work
@@ -327,7 +327,7 @@ TWINS: dict[str, Twin] = {
     ),
     "what gives way is not looked at": Twin("COUNTS", "full", *_blind(overflow, "_trim")),
     "what has expired is not looked at": Twin("COUNTS", "", *_blind(expiry, "drop_part")),
-    "a ghost is not looked at": Twin("DURABLE", "", *_blind(quarantine, "clear_queue")),
+    "an orphan is not looked at": Twin("DURABLE", "", *_blind(quarantine, "clear_queue")),
     "a copy is taken without a look at who clears it": Twin("DURABLE", "", *_blind(copies, "take")),
     "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(release, "regain_part")),
     "a ready message rings no bell": Twin("BOUNDED", "claims", Effects, "ready", _silent_ready),
@@ -345,15 +345,15 @@ TWINS: dict[str, Twin] = {
     "what waits is not counted against the prefetch": Twin(
         "BOUNDED", "connections", Credit, "_free", property(wrong.count_what_is_held)
     ),
-    # Lines
-    "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(line, "grant")),
+    # Wait queues
+    "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(wait_queue, "grant")),
     "who leaves does not look at what he was granted": Twin(
         "DURABLE", "lines", ClientSession, "leave", wrong.just_leave
     ),
-    "a recovery leaves its demand in the line": Twin(
-        "ONE-OWNER", "", engine, "line", SimpleNamespace(drop=lambda *_: None)
+    "a recovery leaves its demand in the wait queue": Twin(
+        "ONE-OWNER", "", engine, "wait_queue", SimpleNamespace(drop=lambda *_: None)
     ),
-    "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(line, "forget")),
+    "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(wait_queue, "forget")),
     "room is promised twice": Twin("BOUNDED", "successors", Claiming, "restrict", wrong.promise_twice),
     "a cancelled consumer keeps what waits for it": Twin(
         "DURABLE", "connections", Dispatch, "remove", wrong.keep_what_waits

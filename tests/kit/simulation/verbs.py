@@ -11,7 +11,7 @@ from kit.simulation.process import Frame
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling.line import Standing
+from kombu_fdb.engine.scheduling.wait_queue import Standing
 from kombu_fdb.model import Delivery
 
 

@@ -121,7 +121,7 @@ def promise_twice(claiming: Claiming, plan: Any) -> None:
     """And keep both promises: else what there is no room for would just go back."""
     dispatch: Any = claiming._dispatch
     dispatch._choose = lambda queue: dispatch._by_queue[queue][0]
-    plan.queues = [queue for queue in plan.queues if queue not in claiming.member.queues] or plan.queues
+    plan.queues = [queue for queue in plan.queues if queue not in claiming.combiner.queues] or plan.queues
 
 
 def count_what_is_held(credit: Credit) -> int:

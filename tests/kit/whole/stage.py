@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
@@ -130,7 +130,7 @@ def store_of(sizes: Sizes) -> Store:
     leases = _hold(engine, session, sizes)
     kept = _hold(engine, dead, sizes)
     _consume(engine, dead, sizes)
-    demands = _stand_in_line(engine, session, sizes)
+    demands = _stand_in_wait_queue(engine, session, sizes)
     _operate(engine, sizes)
     engine.upkeep.flush_totals()
     clock.advance(5)
@@ -217,11 +217,11 @@ def _consume(engine: Engine, session: SessionId, sizes: Sizes) -> None:
     engine.messages.claim(session, ["single"], 1, terms=ClaimTerms(consumers={"single": "tag"}))
 
 
-def _stand_in_line(engine: Engine, session: SessionId, sizes: Sizes) -> list[Demand]:
+def _stand_in_wait_queue(engine: Engine, session: SessionId, sizes: Sizes) -> list[Demand]:
     demands = []
     for number in range(max(2, sizes.consumers)):
         owner = session if number == 0 else engine.sessions.open({}, ttl_s=5.0)
-        demand = Demand(line.name(["q"]), owner, engine.messages.reserve(), 2)
+        demand = Demand(wait_queue.name(["q"]), owner, engine.messages.reserve(), 2)
         engine.messages.join(demand, queues=["q"])
         demands.append(demand)
     return demands

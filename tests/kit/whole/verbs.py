@@ -128,7 +128,7 @@ def _serve(stage: Stage) -> None:
 
 
 def _join(stage: Stage) -> None:
-    demand = Demand(_first_demand(stage).line, stage.session, stage.engine.messages.reserve(), 2)
+    demand = Demand(_first_demand(stage).wait_queue, stage.session, stage.engine.messages.reserve(), 2)
     stage.engine.messages.join(demand, stage.store.leases, queues=["q"])
 
 
@@ -243,10 +243,10 @@ def _follow_limits(stage: Stage) -> None:
     _until_nothing(lambda: stage.engine.queues.follow_limits_part("fair"))
 
 
-def _clear_ghosts(stage: Stage) -> None:
+def _clear_orphans(stage: Stage) -> None:
     stage.engine.messages.ack(stage.store.leases)
-    for (kind, name), value in stage.engine.upkeep.ghosts().items():
-        stage.engine.upkeep.clear_ghost(kind, name, value)
+    for (kind, name), value in stage.engine.upkeep.orphans().items():
+        stage.engine.upkeep.clear_orphan(kind, name, value)
 
 
 def _copies(stage: Stage) -> None:
@@ -385,8 +385,8 @@ VERBS: dict[str, Verb] = {
     "upkeep.rows": lambda s: s.engine.upkeep.rows(s.keys.all_beats),
     "upkeep.clear_rows": lambda s: s.engine.upkeep.clear_rows(s.engine.upkeep.rows(s.keys.all_asides)),
     "upkeep.clear_copy": _copies,
-    "upkeep.ghosts": lambda s: s.engine.upkeep.ghosts(),
-    "upkeep.clear_ghost": _clear_ghosts,
+    "upkeep.orphans": lambda s: s.engine.upkeep.orphans(),
+    "upkeep.clear_orphan": _clear_orphans,
     "upkeep.asides": lambda s: s.engine.upkeep.asides(),
     "upkeep.set_aside": lambda s: s.engine.upkeep.set_aside(Aside("another", "subject", "error", 1, 0)),
     "upkeep.forget_aside": lambda s: s.engine.upkeep.forget_aside("duty", "subject"),

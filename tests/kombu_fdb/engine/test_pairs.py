@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 from kit.conformance.invariants import messages
-from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
+from kit.conformance.wait_queues import Rival
 from kit.duties import promote_all
 from kit.simulation import twin
 
@@ -99,7 +99,7 @@ def claim(at: Scene) -> object:
 
 
 def serve(at: Scene) -> object:
-    """The line of those who consume it."""
+    """The wait queue of those who consume it."""
     return [each.payload[:3] for each in at.rival.serve().deliveries]
 
 

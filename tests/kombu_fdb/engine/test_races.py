@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from kit.conformance.invariants import check_counts, messages
-from kit.conformance.lines import Rival
 from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
+from kit.conformance.wait_queues import Rival
 from kit.duties import active_consumer, promote_all
 from kit.simulation import twin
 
@@ -344,7 +344,7 @@ class Consumers:
         return "" if found is None else found[1]
 
 
-def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_line(bench: Bench) -> None:
+def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_wait_queue(bench: Bench) -> None:
     """Its first one might be a consumer that gets nothing, and would keep the active one waiting behind it."""
     consumers = Consumers(bench)
     bench.put(b"a", b"b")
@@ -414,13 +414,13 @@ def expired_while_moved(bench: Bench) -> None:
     check_counts(bench.engine)
 
 
-def ghost_while_it_comes_back(bench: Bench) -> None:
+def orphan_while_it_comes_back(bench: Bench) -> None:
     bench.put(b"a", key="k")
     held = bench.take()
     bench.engine.queues.delete("q")
     bench.engine.messages.ack([each.lease for each in held])
-    ((kind, name), bell), *_ = bench.engine.upkeep.ghosts().items()
-    bench.during(lambda: bench.engine.upkeep.clear_ghost(kind, name, bell), lambda: bench.put(b"b", key="k"))
+    ((kind, name), bell), *_ = bench.engine.upkeep.orphans().items()
+    bench.during(lambda: bench.engine.upkeep.clear_orphan(kind, name, bell), lambda: bench.put(b"b", key="k"))
     assert bench.payloads() == [b"b"]
 
 
@@ -455,7 +455,7 @@ def take_it(bench: Bench, other: Engine) -> None:
     assert len(bench.take()) == 1
 
 
-def two_in_line(bench: Bench) -> tuple[Rival, Rival]:
+def two_in_wait_queue(bench: Bench) -> tuple[Rival, Rival]:
     """And two messages."""
     rivals = Rival(bench), Rival(bench)
     bench.put(b"a", b"b")
@@ -463,22 +463,22 @@ def two_in_line(bench: Bench) -> tuple[Rival, Rival]:
 
 
 def leave_while_the_line_is_served(bench: Bench) -> None:
-    one, two = two_in_line(bench)
+    one, two = two_in_wait_queue(bench)
     seen = one.look()
     bench.during(lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
     assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
 
 
 def session_ends_while_the_line_is_served(bench: Bench) -> None:
-    one, two = two_in_line(bench)
+    one, two = two_in_wait_queue(bench)
     seen = one.look()
     bench.during(lambda: one.serve(seen), lambda: two.engine.sessions.fence(two.session, bench.beats()[two.session]))
     assert bench.counts() == (1, 0, 1), "a session that has ended was given a lease"
 
 
 def recovery_of_one_that_waits(bench: Bench) -> None:
-    """Its owner does not know whether it stands in the line."""
-    one, two = two_in_line(bench)
+    """Its owner does not know whether it stands in the wait queue."""
+    one, two = two_in_wait_queue(bench)
     two.engine.sessions.recover(two.session, two.demand.first)
     one.serve()
     assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
@@ -486,7 +486,7 @@ def recovery_of_one_that_waits(bench: Bench) -> None:
 
 def test_two_that_serve(bench: Bench) -> None:
     """The second one believes that the first is dead. No guard of its own: both want the same message."""
-    one, two = two_in_line(bench)
+    one, two = two_in_wait_queue(bench)
     seen = one.look()
     found: list[bytes] = []
 
@@ -501,7 +501,7 @@ def test_two_that_serve(bench: Bench) -> None:
 
 
 def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
-    """A consumer that takes little past the line would win each race, and all who stand in it would wait."""
+    """A consumer that takes little past the wait queue would win each race, and all who stand in it would wait."""
     rivals = [Rival(bench, 10) for _ in range(4)]
     seen = rivals[0].look()
     bench.put(*[b"m"] * 50)
@@ -524,7 +524,7 @@ def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
 GUARDS: dict[Race, str] = {
     leave_while_the_line_is_served: "who serves does not look at who has left",
     session_ends_while_the_line_is_served: "who serves does not look at who has left",
-    recovery_of_one_that_waits: "a recovery leaves its demand in the line",
+    recovery_of_one_that_waits: "a recovery leaves its demand in the wait queue",
     two_consumers_become_active: "consumers become active without a look at each other",
     cancel_while_another_takes_over: "a consumer leaves without a look at who is active",
     session_ends_while_another_takes_over: "a session leaves without a look at who is active",
@@ -547,7 +547,7 @@ GUARDS: dict[Race, str] = {
     consume_while_the_queue_expires: "a queue expires under its consumer",
     claim_while_purged: "a purge does not conflict with claims",
     expired_while_moved: "what has expired is not looked at",
-    ghost_while_it_comes_back: "a ghost is not looked at",
+    orphan_while_it_comes_back: "an orphan is not looked at",
     burial_while_its_copy_is_cleared: "a copy is taken without a look at who clears it",
     newer_messages_brought_back_by_two: "two that bring newer messages back do not conflict",
 }

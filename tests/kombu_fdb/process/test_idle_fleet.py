@@ -58,21 +58,21 @@ class Fleet:
 
     def pass_seconds(self, seconds: int) -> None:
         """In the order of the ring, so that each sees the beats of this round behind it."""
-        self.paid = {member.session: [] for member in self.members}
+        self.paid = {combiner.session: [] for combiner in self.members}
         for second in range(seconds):
             self.bench.later(1)
-            for member in self.members:
+            for combiner in self.members:
                 self.counted.reset()
                 if second % BEAT_S == 0:
-                    member.beat()
-                member.serve()
-                self.paid[member.session] += self.counted.transactions
+                    combiner.beat()
+                combiner.serve()
+                self.paid[combiner.session] += self.counted.transactions
 
     @property
     def far(self) -> list[SessionId]:
         """Those that neither hold the role nor observe its holder, nor stand at the end of the ring."""
-        ring = [member.session for member in self.members]
-        promoter = next(number for number, member in enumerate(self.members) if member.duties.promotes)
+        ring = [combiner.session for combiner in self.members]
+        promoter = next(number for number, combiner in enumerate(self.members) if combiner.duties.promotes)
         near = {(promoter - before) % len(ring) for before in range(LIVING + 1)}
         return [session for number, session in enumerate(ring[:-LIVING]) if number not in near]
 
@@ -120,8 +120,8 @@ def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch: pyt
 def test_an_observer_of_the_promoter_looks_at_its_record_besides() -> None:
     fleet = Fleet(20)
     fleet.pass_seconds(6 * BEAT_S)
-    ring = [member.session for member in fleet.members]
-    promoter = next(number for number, member in enumerate(fleet.members) if member.duties.promotes)
+    ring = [combiner.session for combiner in fleet.members]
+    promoter = next(number for number, combiner in enumerate(fleet.members) if combiner.duties.promotes)
     fleet.pass_seconds(BEATS * BEAT_S)
     total = sum(fleet.paid[ring[promoter - 1]], Cost())
     looks = total.point_reads - 2 * BEATS
@@ -149,20 +149,20 @@ def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_bro
     fleet = Fleet(6)
     fleet.pass_seconds(6 * BEAT_S)
     *living, dead = fleet.members
-    for member in living:  # a moment too early to see its last beat
-        member.beat()
-        member.serve()
+    for combiner in living:  # a moment too early to see its last beat
+        combiner.beat()
+        combiner.serve()
     dead.beat()
     died_s = fleet.bench.clock.monotonic()
     half_seconds = 0
     while dead.session in fleet.bench.beats():
         half_seconds += 1
         fleet.bench.later(0.5)
-        for member in living:
+        for combiner in living:
             if half_seconds % 2 == 1:
-                member.serve()
+                combiner.serve()
             if half_seconds % 9 == 0:
-                member.beat()
+                combiner.beat()
     assert fleet.bench.clock.monotonic() - died_s <= 30.0 + BEAT_S
 
 
@@ -176,10 +176,10 @@ def test_a_session_that_computes_is_spared_by_an_observer_whose_duties_were_held
     monkeypatch.setattr(duty_cycle, "_busy_s", lambda _: fleet.bench.clock.monotonic())
     for _ in range(12):
         fleet.bench.later(BEAT_S)
-        for member in living:
-            member.beat()
-    for member in living:
-        member.serve()
+        for combiner in living:
+            combiner.beat()
+    for combiner in living:
+        combiner.serve()
     assert fleet.bench.engine.queues.add_consumer(computing.session, "q", "tag") is None
 
 
@@ -187,8 +187,8 @@ def test_an_observer_takes_the_role_in_time_whatever_its_beats_have_seen() -> No
     """What a beat had seen took the place of a look that was due, and was up to a second older than that."""
     fleet = Fleet(2)
     fleet.pass_seconds(6 * BEAT_S)
-    (promoter,) = (member for member in fleet.members if member.duties.promotes)
-    (observer,) = (member for member in fleet.members if member is not promoter)
+    (promoter,) = (combiner for combiner in fleet.members if combiner.duties.promotes)
+    (observer,) = (combiner for combiner in fleet.members if combiner is not promoter)
     turn_s = 1.05 * ROLE_INTERVAL_S
     promoter.serve()
     observer.serve()
@@ -243,41 +243,43 @@ class Crowd:
                     each.turn()
                     self.paid[each] += self.counted.transactions
 
-    def in_line(self) -> list[SimulatedTransport]:
+    def in_wait_queue(self) -> list[SimulatedTransport]:
         rows = {row[0]: each for each in self.consumers for row in self._rows(each)}
         return [rows[key] for key in sorted(rows)]
 
     def _rows(self, each: SimulatedTransport) -> list[tuple[bytes, bytes]]:
-        demand, keys = each.fetcher._claiming.member.demand, self.bench.engine.keys
+        demand, keys = each.fetcher._claiming.combiner.demand, self.bench.engine.keys
         assert demand is not None
-        rows = self.bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.line(demand.line))))
+        rows = self.bench.engine.transactions.read(
+            lambda work: work.tr.get_range(*range_of(keys.wait_queue(demand.wait_queue)))
+        )
         return [row for row in rows if row[1][:16] == demand.session]
 
 
 @pytest.mark.parametrize("size", [8, 24])
 def test_an_idle_consumer_reads_four_keys_each_poll_interval_whatever_the_fleet(size: int) -> None:
-    """It asked whether its queue is there, how its line stands, and for work, and armed its watches again."""
+    """It asked whether its queue is there, how its wait queue stands, and for work, and armed its watches again."""
     crowd = Crowd(size)
-    far = crowd.in_line()[4:]
+    far = crowd.in_wait_queue()[4:]
     crowd.pass_seconds(60)
     for each in far:
         paid = crowd.paid[each]
         assert len(paid) + 1 >= 60 / 5
         assert len(paid) <= 60 / (0.8 * 5)
-        # Its session, its entry at the queue, how it stands in the line, the queue's bell.
+        # Its session, its entry at the queue, how it stands in the wait queue, the queue's bell.
         assert {(one.point_reads, one.range_reads, one.watches, one.commits) for one in paid} == {(4, 0, 0, 0)}
         assert {one.round_trips for one in paid} == {2}
 
 
-def test_work_is_found_although_all_that_look_for_it_in_a_line_are_dead() -> None:
+def test_work_is_found_although_all_that_look_for_it_in_a_wait_queue_are_dead() -> None:
     """The first one, and the three behind it. No sweep ends their sessions here."""
     crowd = Crowd(8)
-    line = crowd.in_line()
+    line = crowd.in_wait_queue()
     crowd.consumers = line[4:]
     for each in line[4:]:
-        member = each.fetcher._claiming.member
-        assert member.demand is not None
-        member.contention.first_of(member.demand.line).ask_at = math.inf  # as if it had asked a moment ago
+        combiner = each.fetcher._claiming.combiner
+        assert combiner.demand is not None
+        combiner.contention.first_of(combiner.demand.wait_queue).ask_at = math.inf  # as if it had asked a moment ago
     crowd.bench.put(b"work")
     crowd.pass_seconds(20)
     assert crowd.bench.counts() == (0, 0, 1)

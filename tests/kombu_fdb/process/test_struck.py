@@ -1,4 +1,4 @@
-"""A line whose first one is struck at each operation of the store, from its look to the end of a service.
+"""A wait queue whose first one is struck at each operation of the store, from its look to the end of a service.
 
 In the simulation's world, whose ledger looks at every commit: nothing is lost or doubled, the order is kept, and no
 consumer is granted what it did not wait for. Moreover the others go on soon (``docs/guarantees.md``).
@@ -17,8 +17,8 @@ from kit.simulation.plan import Step, Trouble
 from kit.simulation.process import Frame, Process
 from kit.simulation.world import World
 
+from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.process.failure_detector import FailureDetector
-from kombu_fdb.process.line_member import LineMember
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
@@ -35,7 +35,7 @@ TURNS = 3
 
 
 class Crew:
-    """Connections of as many processes, idle in one line."""
+    """Connections of as many processes, idle in one wait queue."""
 
     def __init__(self) -> None:
         self.world = World(PROFILE, {**ACTIONS, "turns": ("receiver", self._take_turns)}, connect)
@@ -96,9 +96,9 @@ class Crew:
         return [str(row) for row in self.world.ledger.rows.values() if row.state == "ready"]
 
 
-def _standing(process: Process) -> LineMember:
+def _standing(process: Process) -> CombinerClient:
     assert process.connection is not None
-    return process.connection.fetcher._claiming.member
+    return process.connection.fetcher._claiming.combiner
 
 
 def strike_and_rest(number: int, fault: Fault | None, *, granting: bool) -> bool:
@@ -130,7 +130,7 @@ def test_a_service_whose_answer_is_lost_breaks_nothing(fault: Fault, granting: b
 
 #: By what it violates: what is not done then, and where the first one is killed: before its commit, or behind it.
 BROKEN = {
-    "BOUNDED": (LineMember, "_is_idle", False, COMMIT[True]),
+    "BOUNDED": (CombinerClient, "_is_idle", False, COMMIT[True]),
     "BACK-SOON": (FailureDetector, "silent", [], COMMIT[True] + 1),
 }
 

@@ -52,7 +52,7 @@ MODULES = (
     publish,
 )
 WATCHED = {str(each.__file__) for each in MODULES}
-MOST_LINES = 400
+MOST_WAIT_QUEUES = 400
 
 
 @pytest.fixture(params=[True, False], ids=["tokens", "answered"])
@@ -78,7 +78,7 @@ def in_another_thread(call: Callable[[], object]) -> None:
 
 def each_line(call: Callable[[], object], after: Callable[[], object], watched: frozenset[str] = WATCHED) -> int:
     """Interrupt ``call`` at every line in turn; look ``after`` each."""
-    for line in range(1, MOST_LINES):
+    for line in range(1, MOST_WAIT_QUEUES):
         if not interrupt(call, line, watched, strikes=runs_handlers):
             return line
         after()
@@ -115,7 +115,7 @@ def take(broker: Broker) -> None:
 
 
 def wait(broker: Broker) -> None:
-    """In a line with rivals."""
+    """In a wait queue with rivals."""
     broker.connection.contention.contest(["q"])
     broker.queue("q").take_many(2, timeout=5)
 
@@ -389,7 +389,7 @@ def test_a_close_that_is_interrupted_anywhere_is_completed_by_the_next(broker: B
         assert not broker._client.session().known
 
     strikes = frozenset(str(each.__file__) for each in (kombu_fdb.api.connection, client))
-    for line in range(1, MOST_LINES):
+    for line in range(1, MOST_WAIT_QUEUES):
         where = interrupt(close, line, strikes, strikes=lambda frame: is_closing(frame) and runs_handlers(frame))
         look()
         if not where:

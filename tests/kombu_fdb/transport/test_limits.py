@@ -235,13 +235,13 @@ class TestTimeToRun:
     def test_what_is_no_time_limits_nothing(self, connection: Connection, header: Any) -> None:
         publish(connection, "task", headers={"x-ttr": header})
         Listener(connection)
-        assert not connection.default_channel.client.overdue.timers
+        assert not connection.default_channel.client.time_to_run.timers
 
     def test_who_acks_in_time_is_left_alone(self, connection: Connection, until: Any) -> None:
         declare(connection, consumer_timeout=3_600_000)
         listener = Listener(connection, prefetch_count=2)
         publish(connection, *range(20))
-        timers = connection.default_channel.client.overdue.timers
+        timers = connection.default_channel.client.time_to_run.timers
         for _ in range(20):
             until(lambda: listener.bodies)
             assert 1 <= len(timers) <= 3
@@ -267,7 +267,7 @@ class TestTimeToRun:
         monkeypatch.setattr(client.engine.messages, "ack", fail)
         monkeypatch.setattr(client, "flush_acks", lambda: None)
         listener.held[0].ack()
-        timers = client.overdue.timers
+        timers = client.time_to_run.timers
         until(lambda: len(timers) == 1)
         until(lambda: len(refused) == 1)
         listener.held[1].ack()

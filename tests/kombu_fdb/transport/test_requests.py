@@ -25,7 +25,7 @@ from kombu.asynchronous.timer import Entry
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreFull, StoreUnavailable
-from kombu_fdb.process import line_member
+from kombu_fdb.process import combiner_client
 from kombu_fdb.transport.consuming import fetcher
 from kombu_fdb.transport.worker import free_cancelled_timers, guard_pool, keep_started_tasks, receive
 
@@ -306,8 +306,8 @@ def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(connection, c
 
 
 def test_a_worker_whose_rejections_wait_leaves_the_messages_to_others(connection, channel, url, monkeypatch):
-    """On a cluster, it stood in the line: granted messages by the others, and first, it served none."""
-    monkeypatch.setattr(line_member, "LONELY", 1000)  # both stay in the line
+    """On a cluster, it stood in the wait queue: granted messages by the others, and first, it served none."""
+    monkeypatch.setattr(combiner_client, "LONELY", 1000)  # both stay in the wait queue
     monkeypatch.setattr(fetcher, "MOST_DEFERRED", 1)
     got: list[Any] = []
     channel.client.deferred_calls.add(refuse)
@@ -320,7 +320,7 @@ def test_a_worker_whose_rejections_wait_leaves_the_messages_to_others(connection
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=0.01)
                 another.drain_events(timeout=60)
-                assert not connection.transport.receiver.fetcher._claiming.member.in_line
+                assert not connection.transport.receiver.fetcher._claiming.combiner.in_wait_queue
         assert not got
 
 

@@ -106,7 +106,7 @@ def test_numbers_are_polled(jobs: Any, viewer: Any, root: str) -> None:
     page = see(viewer, root)
     assert f'data-events="{root}events" data-every="5.0"' in page
     told = json.loads(see(viewer, f"{root}events"))
-    assert set(told) == {"at", "concerns", "queues", "summary"}
+    assert set(told) == {"at", "alerts", "queues", "summary"}
     assert told["queues"].keys() == {"q", "q.dead"}
 
 

@@ -18,7 +18,8 @@ from kombu_fdb.transport.consuming.receiver import deliver_next
 NEVER_S = 3_600.0
 #: Drained seldom, and never.
 UNDRAINED_S = (5.0, NEVER_S)
-#: Pauses of a receiver that are a part of its work; longer ones are sleep, as of the one behind the first of a line.
+#: Pauses of a receiver that are a part of its work; longer ones are sleep, as of the one behind the first of a wait
+#: queue.
 NAP_S = 0.45
 MOST_TURNS = 400
 
@@ -46,9 +47,9 @@ def connect(world: World, process: Process) -> SimulatedTransport:
         transport.consume(queue, f"{process.name}-{number}")
     claiming = transport.fetcher._claiming
     if world.profile.contested:
-        claiming.member.contention.contest(world.profile.queues)
+        claiming.combiner.contention.contest(world.profile.queues)
     elif rng.random() < 0.7:
-        claiming._began = True  # it has stood in the line before, and was alone
+        claiming._began = True  # it has stood in the wait queue before, and was alone
     return transport
 
 

@@ -101,7 +101,7 @@ def _check_leases(world: World) -> None:
         if row.state == "leased" and row.session not in living:
             raise Violation("BACK-SOON", f"{world.ledger.label(row)} is {row}, which is long dead")
     if world.ledger.lines.waiting - living:
-        raise Violation("BOUNDED", "a session stands in a line that is long dead")
+        raise Violation("BOUNDED", "a session stands in a wait queue that is long dead")
 
 
 def _check_delayed(world: World) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kit.simulation.ledgers.keys import KeyLedger
-from kit.simulation.ledgers.lines import LineLedger
 from kit.simulation.ledgers.rights import Judge
 from kit.simulation.ledgers.rows import STATES, Row, label_of, read_row
 from kit.simulation.ledgers.single import SingleLedger
 from kit.simulation.ledgers.tasks import TaskLedger
+from kit.simulation.ledgers.wait_queues import WaitQueueLedger
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.stored.parts import VERSION_BYTES
@@ -50,7 +50,7 @@ class Ledger:
         self.keys = Keyspace(namespace)
         self.turns = KeyLedger(self.keys, exact=exact)
         self.tasks = TaskLedger(self.keys)
-        self.lines = LineLedger(self.keys)
+        self.lines = WaitQueueLedger(self.keys)
         self.single = SingleLedger(
             self.keys, frozenset(queue for queue, given in queues.items() if "x-single-active-consumer" in given)
         )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
+from kit.conformance.wait_queues import Rival
 
 from kombu_fdb.errors import QueueNotFound, SessionLost
 from kombu_fdb.keyspace.layout import range_of
@@ -20,7 +20,7 @@ SINGLE = {"x-single-active-consumer": True}
 
 
 class Holder:
-    """A process with a lease, a role, a consumer and the first place in a line that it has served before."""
+    """A process with a lease, a role, a consumer and the first place in a wait queue that it has served before."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -80,7 +80,7 @@ VERBS: dict[str, Callable[[Holder], object]] = {
     "look": lambda holder: holder.rival.look(),
     "serve": serve_the_other,
     "serve nothing": lambda holder: serve(holder, "line"),
-    "leave the line": lambda holder: holder.engine.messages.leave(holder.rival.demand),
+    "leave the wait queue": lambda holder: holder.engine.messages.leave(holder.rival.demand),
     "evict": lambda holder: holder.engine.messages.evict(holder.behind.demand, holder.sight.first),
     "recover": lambda holder: holder.engine.sessions.recover(holder.session, holder.rival.demand.first),
     "take a role": lambda holder: holder.engine.sessions.hold_role("promoter", holder.session, None),

@@ -22,27 +22,27 @@ def leave(bench: Bench, name: str) -> bytes:
 
 def test_what_is_gone_is_cleared_once(bench: Bench) -> None:
     left = leave(bench, "gone")
-    assert bench.engine.upkeep.clear_ghost("exchange", "gone", left)
-    assert not bench.engine.upkeep.clear_ghost("exchange", "gone", left)
+    assert bench.engine.upkeep.clear_orphan("exchange", "gone", left)
+    assert not bench.engine.upkeep.clear_orphan("exchange", "gone", left)
     assert bench.engine.upkeep.rows(bench.engine.keys.all_epochs) == []
 
 
 def test_what_has_changed_since_stays(bench: Bench) -> None:
     left = leave(bench, "gone")
     leave(bench, "gone")
-    assert not bench.engine.upkeep.clear_ghost("exchange", "gone", left)
+    assert not bench.engine.upkeep.clear_orphan("exchange", "gone", left)
 
 
 def test_what_is_declared_again_stays(bench: Bench) -> None:
     leave(bench, "e")
     bench.engine.queues.declare_exchange(Exchange("e", "direct"))
-    assert not bench.engine.upkeep.clear_ghost("exchange", "e", epoch(bench, "e"))
+    assert not bench.engine.upkeep.clear_orphan("exchange", "e", epoch(bench, "e"))
 
 
 def test_what_has_bindings_stays(bench: Bench) -> None:
     left = leave(bench, "gone")
     bench.write(lambda tr: tr.set(bench.engine.keys.binding("gone", "q", ""), b""))
-    assert not bench.engine.upkeep.clear_ghost("exchange", "gone", left)
+    assert not bench.engine.upkeep.clear_orphan("exchange", "gone", left)
 
 
 @pytest.mark.parametrize("name", PREDECLARED)
@@ -50,7 +50,7 @@ def test_what_is_there_without_a_declaration_stays(bench: Bench, name: str) -> N
     """Its caches go by its epoch, also when nothing is bound to it at the moment."""
     bench.engine.queues.bind("q", name, "k")
     bench.engine.queues.unbind("q", name, "k")
-    assert not bench.engine.upkeep.clear_ghost("exchange", name, epoch(bench, name))
+    assert not bench.engine.upkeep.clear_orphan("exchange", name, epoch(bench, name))
 
 
 @pytest.mark.parametrize("is_consumed", [False, True])
@@ -61,6 +61,6 @@ def test_a_queue_that_is_empty_goes_unless_it_is_consumed(bench: Bench, *, is_co
     if is_consumed:
         bench.engine.queues.add_consumer(bench.session, "q", "tag")
     ((_, bell),) = bench.engine.upkeep.rows((keys.bell("q"), keys.bell("q") + b"\x00"))
-    assert bench.engine.upkeep.clear_ghost("queue", "q", bell) is not is_consumed
+    assert bench.engine.upkeep.clear_orphan("queue", "q", bell) is not is_consumed
     forgotten, _ = bench.engine.messages.glance(bench.session, [("q", "tag")], [])
     assert forgotten == ([] if is_consumed else [("q", "tag")])

@@ -1,4 +1,4 @@
-"""A channel that stands in a line and consumes from another queue too: its room is promised once, and shared."""
+"""A channel that stands in a wait queue and consumes from another queue too: its room is promised once, and shared."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from kombu_fdb.transport.consuming.receiver import deliver_next
 
 
 def contested(bench: Bench, prefetch: int) -> tuple[Consumer, Consumer]:
-    """The first of a line for "q", and one that waits there and is the active consumer of "one"."""
+    """The first of a wait queue for "q", and one that waits there and is the active consumer of "one"."""
     first = Consumer(bench, ["q"], contested=True)
     second = Consumer(bench, ["q", "one"], prefetch=prefetch, single=["one"], contested=True)
     for consumer in (first, second, first, second, second):
         consumer.turn()
-    bench.clock.advance(1)  # it has looked at "one", and owes the line nothing
-    member = second.transport.fetcher._claiming.member
-    assert member.in_line
-    assert not member.is_first
+    bench.clock.advance(1)  # it has looked at "one", and owes the wait queue nothing
+    combiner = second.transport.fetcher._claiming.combiner
+    assert combiner.in_wait_queue
+    assert not combiner.is_first
     return first, second
 
 
-def test_room_that_is_promised_to_a_line_is_not_given_to_another_queue(bench: Bench) -> None:
+def test_room_that_is_promised_to_a_wait_queue_is_not_given_to_another_queue(bench: Bench) -> None:
     first, second = contested(bench, prefetch=3)
     bench.put(b"a", b"b", b"c", queue="one")
     second.turn()
@@ -42,24 +42,24 @@ def test_room_that_is_promised_to_a_line_is_not_given_to_another_queue(bench: Be
         first.settle()
 
 
-def test_what_the_line_has_granted_comes_before_another_queue(bench: Bench) -> None:
+def test_what_the_wait_queue_has_granted_comes_before_another_queue(bench: Bench) -> None:
     bench.put(*(b"%d" % number for number in range(12)))
     second = Consumer(bench, ["q", "one"], prefetch=2, single=["one"], contested=True)
     first = Consumer(bench, ["q"], contested=True)
-    member = second.transport.fetcher._claiming.member
+    combiner = second.transport.fetcher._claiming.combiner
     client_session = second.transport.store.session()
-    first.transport.fetcher._claiming.member.join(first.transport.store.session(), ["q"], 4, [])
-    member.join(client_session, ["q"], 2, [])
+    first.transport.fetcher._claiming.combiner.join(first.transport.store.session(), ["q"], 4, [])
+    combiner.join(client_session, ["q"], 2, [])
     first.turn()
     bench.put(b"a", b"b", queue="one")
     fetcher = second.transport.fetcher
     fetcher._claiming.restrict(Plan(["one"], 2, consumers={"one": "tag-1"}))
     assert [each.queue for each in fetcher.dispatch.arriving] == ["q", "q"]
-    assert not member.in_line
+    assert not combiner.in_wait_queue
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
-def test_neither_the_line_nor_the_other_queue_starves(bench: Bench, prefetch: int) -> None:
+def test_neither_the_wait_queue_nor_the_other_queue_starves(bench: Bench, prefetch: int) -> None:
     first, second = contested(bench, prefetch)
     served: Counter[str] = Counter()
     for _ in range(60):
@@ -83,7 +83,7 @@ def test_an_idle_line_keeps_no_consumer_waiting(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 4])
-def test_a_busy_queue_of_its_own_does_not_keep_the_first_from_the_line(bench: Bench, prefetch: int) -> None:
+def test_a_busy_queue_of_its_own_does_not_keep_the_first_from_the_wait_queue(bench: Bench, prefetch: int) -> None:
     first = Consumer(bench, ["q", "one"], prefetch=prefetch, single=["one"], contested=True)
     for _ in range(4):
         first.turn()
@@ -102,10 +102,10 @@ def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
     """The prefetch was lowered while it waited."""
     consumer = Consumer(bench, ["q"], prefetch=4, contested=True)
     first = Consumer(bench, ["q"], contested=True)
-    member = first.transport.fetcher._claiming.member
-    member.join(first.transport.store.session(), ["q"], 4, [])
+    combiner = first.transport.fetcher._claiming.combiner
+    combiner.join(first.transport.store.session(), ["q"], 4, [])
     consumer.turn()
-    assert consumer.transport.fetcher._claiming.member.want == 4
+    assert consumer.transport.fetcher._claiming.combiner.want == 4
     bench.put(*[b""] * 12)
     first.turn()
     consumer.transport.credit.prefetch = 1
@@ -132,8 +132,8 @@ def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
 
 
 @pytest.fixture
-def without_lines() -> Iterator[Bench]:
-    """On a store whose writers take turns, where consumers stand in no line."""
+def without_wait_queues() -> Iterator[Bench]:
+    """On a store whose writers take turns, where consumers stand in no wait queue."""
     database = MemoryDatabase()
     database.writers_take_turns = True
     bench = Bench(database)
@@ -141,9 +141,11 @@ def without_lines() -> Iterator[Bench]:
     bench.check()
 
 
-def test_a_queue_that_has_given_its_only_message_does_not_bound_the_claims_of_a_busy_one(without_lines: Bench) -> None:
+def test_a_queue_that_has_given_its_only_message_does_not_bound_the_claims_of_a_busy_one(
+    without_wait_queues: Bench,
+) -> None:
     """An event comes to a worker: there is room for one, and a claim of both queues takes no more than that."""
-    bench, taken = without_lines, list[str]()
+    bench, taken = without_wait_queues, list[str]()
     consumer = Consumer(bench, ["q"])
     bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
     consumer.transport.consume("events", "without", no_ack=True, transient=True)
@@ -169,20 +171,20 @@ def handed_one_out(bench: Bench) -> Consumer:
     return consumer
 
 
-def test_no_turn_follows_a_claim_that_uses_all_the_room(without_lines: Bench) -> None:
-    consumer = Consumer(without_lines, ["q"])
+def test_no_turn_follows_a_claim_that_uses_all_the_room(without_wait_queues: Bench) -> None:
+    consumer = Consumer(without_wait_queues, ["q"])
     consumer.turn()
-    without_lines.put(*[b""] * 8)
+    without_wait_queues.put(*[b""] * 8)
     consumer.turn()
     assert len(consumer.waiting) == 4
     assert not consumer.transport.is_awake
 
 
 def test_a_turn_follows_a_claim_that_could_not_take_all_acks_along(
-    without_lines: Bench, monkeypatch: pytest.MonkeyPatch
+    without_wait_queues: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "MOST_LEASES", 3)
-    bench, consumer = without_lines, Consumer(without_lines, ["q"])
+    bench, consumer = without_wait_queues, Consumer(without_wait_queues, ["q"])
     consumer.turn()
     bench.put(*[b""] * 12)
     consumer.turn()
@@ -198,8 +200,8 @@ def test_a_turn_follows_a_claim_that_could_not_take_all_acks_along(
     assert not consumer.transport.store.acks
 
 
-def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> None:
-    bench, consumer, delay_s = without_lines, handed_one_out(without_lines), OPTIONS.ack_delay_ms / 1000
+def test_acks_wait_for_a_claim_that_takes_them_along(without_wait_queues: Bench) -> None:
+    bench, consumer, delay_s = without_wait_queues, handed_one_out(without_wait_queues), OPTIONS.ack_delay_ms / 1000
     consumer.transport.qos.ack(*consumer.transport.given)
     bench.clock.advance(0.6 * delay_s)
     consumer.turn()  # sees a free place, which waits for more of them
@@ -210,8 +212,8 @@ def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> No
     assert len(consumer.waiting) == 4
 
 
-def test_acks_wait_no_longer_for_a_claim_when_the_program_does_not_drain(without_lines: Bench) -> None:
-    bench, consumer, delay_s = without_lines, handed_one_out(without_lines), OPTIONS.ack_delay_ms / 1000
+def test_acks_wait_no_longer_for_a_claim_when_the_program_does_not_drain(without_wait_queues: Bench) -> None:
+    bench, consumer, delay_s = without_wait_queues, handed_one_out(without_wait_queues), OPTIONS.ack_delay_ms / 1000
     consumer.transport.fetcher.attend_loop(registered=False)
     bench.clock.advance(OPTIONS.undrained_timeout - 0.5 * delay_s)
     consumer.transport.qos.ack(*consumer.transport.given)
@@ -260,8 +262,8 @@ def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
 @pytest.mark.parametrize("rivals", [1, 3])
 def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench: Bench, rivals: int) -> None:
     first = Consumer(bench, ["q"])
-    member = first.transport.fetcher._claiming.member
-    member.join(first.transport.store.session(), ["q"], 4, [])
+    combiner = first.transport.fetcher._claiming.combiner
+    combiner.join(first.transport.store.session(), ["q"], 4, [])
     own = [f"own-{number}" for number in range(rivals)]
     consumers = [Consumer(bench, ["q", each], prefetch=1, single=[each], contested=True) for each in own]
     bench.put(*[b""] * 4)

@@ -14,7 +14,7 @@ from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.errors import CommitUnknown
-from kombu_fdb.process import client_session, line_member
+from kombu_fdb.process import client_session, combiner_client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults
@@ -24,7 +24,7 @@ from kombu_fdb.transport.consuming.dispatch import Arrival
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 TURNS = frozenset(str(each.__file__) for each in (dispatch, fetcher))
-IN_LINE = frozenset(str(each.__file__) for each in (line_member, client_session))
+IN_LINE = frozenset(str(each.__file__) for each in (combiner_client, client_session))
 MESSAGES = 6
 
 #: A consumer, and what is to be interrupted.
@@ -36,12 +36,12 @@ def put(bench: Bench) -> None:
 
 
 def joined(bench: Bench, consumer: Consumer) -> Consumer:
-    """A rival who stands first in the line for which the consumer waits."""
+    """A rival who stands first in the wait queue for which the consumer waits."""
     first = Consumer(bench, ["q"], contested=True)
-    member = first.transport.fetcher._claiming.member
-    member.join(first.transport.store.session(), ["q"], 4, [])
+    combiner = first.transport.fetcher._claiming.combiner
+    combiner.join(first.transport.store.session(), ["q"], 4, [])
     consumer.turn()
-    assert consumer.transport.fetcher._claiming.member.in_line
+    assert consumer.transport.fetcher._claiming.combiner.in_wait_queue
     return first
 
 
@@ -60,7 +60,7 @@ def with_acks(bench: Bench) -> Scene:
     return consumer, consumer.turn
 
 
-def first_of_a_line(bench: Bench) -> Scene:
+def first_of_a_wait_queue(bench: Bench) -> Scene:
     consumer = Consumer(bench, ["q"], contested=True)
     for _ in range(2):
         consumer.turn()
@@ -138,7 +138,7 @@ def settled_in_the_end(bench: Bench, consumer: Consumer) -> list[str]:
 SCENES = [
     alone,
     with_acks,
-    first_of_a_line,
+    first_of_a_wait_queue,
     granted,
     asleep_when_granted,
     left_lying,
@@ -178,9 +178,9 @@ def test_what_was_taken_out_of_the_store_is_not_lost_either() -> None:
     assert line > 10
 
 
-@pytest.mark.parametrize("scene", [first_of_a_line, granted, asleep_when_granted, without_room])
+@pytest.mark.parametrize("scene", [first_of_a_wait_queue, granted, asleep_when_granted, without_room])
 def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene: Callable[[Bench], Scene]) -> None:
-    """Even if the turn did not get as far as noting that its wait in the line is over."""
+    """Even if the turn did not get as far as noting that its wait in the wait queue is over."""
     where, line = "begin", 0
     while where:
         line += 1

@@ -28,7 +28,7 @@ def busy_claim(counted: CountingDatabase, queues: list[str], *, contested: bool)
     return claim
 
 
-@pytest.mark.parametrize("contested", [False, True], ids=["alone", "first of a line"])
+@pytest.mark.parametrize("contested", [False, True], ids=["alone", "first of a wait queue"])
 def test_a_claim_of_many_queues_reads_those_that_have_messages(counted: CountingDatabase, contested: bool) -> None:
     few = busy_claim(counted, BUSY, contested=contested)
     many = busy_claim(counted, [f"q{number}" for number in range(MANY)], contested=contested)
@@ -39,7 +39,7 @@ def _reads(cost: Cost) -> tuple[int, ...]:
     return cost.point_reads, cost.range_reads, cost.rows, cost.watches, cost.round_trips
 
 
-def test_who_waits_in_a_line_does_not_look_at_the_queues(counted: CountingDatabase) -> None:
+def test_who_waits_in_a_wait_queue_does_not_look_at_the_queues(counted: CountingDatabase) -> None:
     bench = Bench(counted)
     first, second = Consumer(bench, ["q"], contested=True), Consumer(bench, ["q"], contested=True)
     for consumer in (first, second, first, second):

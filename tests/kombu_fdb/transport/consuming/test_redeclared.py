@@ -119,12 +119,12 @@ def test_where_it_is_removed_the_others_are_served_though_the_active_one_is_full
 
 
 def test_its_line_ends(bench: Bench) -> None:
-    """Each claims for itself when it has come to the front, and the line of their other queue goes on."""
+    """Each claims for itself when it has come to the front, and the wait queue of their other queue goes on."""
     bench.engine.queues.declare(QueueDeclaration("q"))
     consumers = [Consumer(bench, ["q", "r"], contested=True) for _ in range(3)]
     for each in consumers:
         each.turn()
-        assert each.transport.fetcher._claiming.member.in_line
+        assert each.transport.fetcher._claiming.combiner.in_wait_queue
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
     bench.put(*[b""] * 20)
     served = {number: list[str]() for number in range(3)}

@@ -37,7 +37,7 @@ def one_call(verb: Callable[P, R]) -> Callable[P, R]:
     return method
 
 
-class DeclaringChannel(virtual.Channel):
+class Declarations(virtual.Channel):
     """The part of a channel that handles no message."""
 
     def __init__(self, connection: BrokerConnection, **kwargs: Any) -> None:

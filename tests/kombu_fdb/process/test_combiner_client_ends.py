@@ -1,4 +1,4 @@
-"""A consumer in a line of rivals, step by step: what it leaves behind, what interrupts it, and whom it evicts."""
+"""A consumer in a wait queue, step by step: what it leaves behind, what interrupts it, and whom it evicts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
 from kit.simulation.connection import Flag
 
-from kombu_fdb.engine.scheduling.line import Standing
+from kombu_fdb.engine.scheduling.wait_queue import Standing
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.process import client_session
 from kombu_fdb.process.client_session import CLAIM_TIMEOUTS, ClientSession
-from kombu_fdb.process.line_member import LONELY, PATIENCE_S, Contention, LineMember
+from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Contention
 from kombu_fdb.settings.options import Options
 
 #: Enough for the longest pause between two looks.
@@ -38,11 +38,11 @@ class Consumer:
         self.contention = Contention()
         self.contention.contest(["q"])
         self.granted: list[Delivery] = []
-        self.member = self.stand()
+        self.combiner = self.stand()
         self.join()
 
-    def stand(self) -> LineMember:
-        return LineMember(
+    def stand(self) -> CombinerClient:
+        return CombinerClient(
             self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.contention, self.granted
         )
 
@@ -50,13 +50,13 @@ class Consumer:
         self.rung += 1
 
     def join(self) -> None:
-        self.member.join(self.client_session, ["q"], self.want, ())
+        self.combiner.join(self.client_session, ["q"], self.want, ())
 
     def attend(self) -> bool:
-        return self.member.attend(self.engine)
+        return self.combiner.attend(self.engine)
 
     def serve(self) -> None:
-        self.member.serve(["q"])
+        self.combiner.serve(["q"])
 
     @property
     def payloads(self) -> list[bytes]:
@@ -84,14 +84,14 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
         bench.put(b"a")
         one.attend()
         one.serve()
-        one.member = one.stand()
+        one.combiner = one.stand()
         one.join()
-        one.member.leave()
-        one.member = one.stand()
+        one.combiner.leave()
+        one.combiner = one.stand()
         one.join()
-        one.member.abandon()
+        one.combiner.abandon()
         one.client_session.recover()
-        one.member = one.stand()
+        one.combiner = one.stand()
         one.join()
     assert one.payloads == [b"a"] * 5
     assert demands(bench) == [b"W"]
@@ -106,13 +106,13 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
 ) -> None:
     """A task is cancelled while a thread joins for it."""
     one = Consumer(bench)
-    one.member = one.stand()
+    one.combiner = one.stand()
     join = one.engine.messages.join
 
     def join_meanwhile_ended(*args: object, **given: object) -> None:
         if when == "after":
             join(*args, **given)  # type: ignore[arg-type]  # as they came
-        one.member.abandon()
+        one.combiner.abandon()
         one.client_session.recover()
         if when == "before":
             join(*args, **given)  # type: ignore[arg-type]  # as they came
@@ -120,7 +120,7 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
     monkeypatch.setattr(one.engine.messages, "join", join_meanwhile_ended)
     one.join()
     one.client_session.recover()
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
     assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
 
 
@@ -129,7 +129,7 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(
 ) -> None:
     """The recovery of another thread has found no demand, and has not ended when the join notes that there is one."""
     one = Consumer(bench)
-    one.member = one.stand()
+    one.combiner = one.stand()
     sessions, messages = one.engine.sessions, one.engine.messages
     recover, join = sessions.recover, messages.join
     recovered, joined = threading.Event(), threading.Event()
@@ -142,7 +142,7 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(
         return released
 
     def join_late(*args: object, **given: object) -> None:
-        one.member.abandon()
+        one.combiner.abandon()
         other.start()
         recovered.wait(10)
         join(*args, **given)  # type: ignore[arg-type]  # as they came
@@ -158,7 +158,7 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(
 
 def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Consumer(bench)
-    one.member.leave()
+    one.combiner.leave()
     join = one.engine.messages.join
 
     def join_and_be_interrupted(*args: object, **given: object) -> None:
@@ -169,7 +169,7 @@ def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.M
         patch.setattr(one.engine.messages, "join", join_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
             one.join()
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
     one.client_session.recover()
     assert Consumer(bench).attend(), "no consumer stands before it"
 
@@ -188,7 +188,7 @@ def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(
 
         def serve_and_end(*args: object, serve: Any = serve, one: Consumer = one) -> object:
             served = serve(*args)
-            one.member.abandon()
+            one.combiner.abandon()
             one.client_session.recover()
             return served
 
@@ -217,7 +217,7 @@ def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
 
     def do_meanwhile_ended(*args: object, **given: object) -> object:
         done = verb(*args, **given)
-        mine.member.abandon()
+        mine.combiner.abandon()
         return done
 
     monkeypatch.setattr(mine.engine.messages, step, do_meanwhile_ended)
@@ -234,7 +234,7 @@ def _take_step(consumer: Consumer, step: str) -> None:
     elif step == "serve":
         consumer.serve()
     else:
-        consumer.member.leave()
+        consumer.combiner.leave()
 
 
 def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +252,9 @@ def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkey
         two.client_session.watch_claims()
         return monotonic()
 
-    two.member._rung = True
+    two.combiner._rung = True
     monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
-    two.client_session.look(two.member._demand)  # type: ignore[arg-type]  # it has one
+    two.client_session.look(two.combiner._demand)  # type: ignore[arg-type]  # it has one
     assert two.granted == []
     assert bench.counts() == (1, 0, 1)
 
@@ -269,7 +269,7 @@ def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest
     with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
         patch.setattr(two.engine.messages, "look", Mock(side_effect=StoreUnavailable))
         two.attend()
-    assert two.member.next_look_s() == 0.0
+    assert two.combiner.next_look_s() == 0.0
     two.attend()
     assert two.payloads == [b"b"]
 
@@ -284,13 +284,13 @@ def test_a_first_one_that_lets_work_lie_is_deposed(bench: Bench) -> None:
     bench.put(b"a")
     for _ in range(3):
         wait_and_look(bench, two)
-    assert two.attend() or two.member.is_first
+    assert two.attend() or two.combiner.is_first
     two.serve()
     assert two.payloads == [b"a"]
     one.serve()
-    assert one.member.next_look_s() == 0.0
+    assert one.combiner.next_look_s() == 0.0
     one.attend()
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
 
 
 def test_no_consumer_is_evicted_while_there_is_no_work(bench: Bench) -> None:
@@ -299,7 +299,7 @@ def test_no_consumer_is_evicted_while_there_is_no_work(bench: Bench) -> None:
     two.attend()
     for _ in range(10):
         wait_and_look(bench, two)
-    assert not two.member.is_first
+    assert not two.combiner.is_first
     assert demands(bench) == [b"W", b"W"]
 
 
@@ -312,7 +312,7 @@ def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
         wait_and_look(bench, two)
     bench.put(b"a")
     wait_and_look(bench, two)
-    assert not two.member.is_first
+    assert not two.combiner.is_first
     one.serve()
     assert one.payloads == [b"a"]
 
@@ -323,22 +323,22 @@ def test_who_sees_work_lie_looks_again_soon(bench: Bench) -> None:
     two.attend()
     for _ in range(5):
         wait_and_look(bench, two)
-    assert (two.member.next_look_s() or 0) > PATIENCE_S * 1.25
+    assert (two.combiner.next_look_s() or 0) > PATIENCE_S * 1.25
     bench.put(b"a")
     wait_and_look(bench, two)
-    assert (two.member.next_look_s() or 9) <= PATIENCE_S * 1.25
+    assert (two.combiner.next_look_s() or 9) <= PATIENCE_S * 1.25
 
 
 def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
     two.attend()
-    assert one.member._demand is not None
-    sight = one.engine.messages.look(one.member._demand)[0]
-    two.engine.messages.evict(two.member._demand, sight.first)  # type: ignore[arg-type]  # it has one
+    assert one.combiner._demand is not None
+    sight = one.engine.messages.look(one.combiner._demand)[0]
+    two.engine.messages.evict(two.combiner._demand, sight.first)  # type: ignore[arg-type]  # it has one
     one.serve()
     one.attend()
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
     one.client_session.watch_claims()
     assert not one.client_session._claims
     assert not one.client_session._suspects
@@ -356,11 +356,11 @@ def test_after_so_many_services_of_itself_only_it_is_alone(bench: Bench) -> None
 
 
 def test_who_takes_turns_with_a_rival_is_not_alone(bench: Bench) -> None:
-    """Neither sees the other in the line."""
+    """Neither sees the other in the wait queue."""
     one, two = Consumer(bench), Consumer(bench)
-    two.member.leave()
-    two.member._demand = None
-    one.member.leave()
+    two.combiner.leave()
+    two.combiner._demand = None
+    one.combiner.leave()
     for _ in range(LONELY * 2):
         for each in (one, two):
             each.join()
@@ -378,22 +378,22 @@ def _serve_one(bench: Bench, consumer: Consumer, *, rejoin: bool = True) -> None
 
 
 def test_the_row_of_a_demand_that_waits_is_gone(bench: Bench) -> None:
-    """An older version could not read it, and took it out of the line."""
+    """An older version could not read it, and took it out of the wait queue."""
     one = Consumer(bench)
-    bench.write(lambda tr: tr.clear_range(*bench.engine.keys.all_lines))
+    bench.write(lambda tr: tr.clear_range(*bench.engine.keys.all_wait_queues))
     two = Consumer(bench)
     assert two.attend()
     one.attend()
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
     one.join()
     assert demands(bench) == [b"W", b"W"]
 
 
-def test_a_line_has_no_consumer_twice(bench: Bench) -> None:
+def test_a_wait_queue_has_no_consumer_twice(bench: Bench) -> None:
     one = Consumer(bench)
-    one.member.leave()
+    one.combiner.leave()
     one.join()
-    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_lines))
+    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_wait_queues))
     assert len(rows) == 1
 
 
@@ -404,7 +404,7 @@ def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
     bench.put(b"a")
     for _ in range(2):
         wait_and_look(bench, three)
-    one.member.leave()
+    one.combiner.leave()
     wait_and_look(bench, three)
     assert two.attend(), "it is the first by now, and was not evicted"
 
@@ -435,12 +435,12 @@ def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
 
 def test_another_session_stands_nowhere_yet(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
-    one.member.belong_to(two.client_session)
-    assert not one.member.in_line
-    one.member.belong_to(two.client_session)
-    one.member.join(two.client_session, ["q"], 1, ())
-    one.member.belong_to(two.client_session)
-    assert one.member.in_line
+    one.combiner.belong_to(two.client_session)
+    assert not one.combiner.in_wait_queue
+    one.combiner.belong_to(two.client_session)
+    one.combiner.join(two.client_session, ["q"], 1, ())
+    one.combiner.belong_to(two.client_session)
+    assert one.combiner.in_wait_queue
 
 
 def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
@@ -451,7 +451,7 @@ def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
         wait_and_look(bench, two)
     for each in (one, two):
         each.client_session.watch_claims()
-        assert each.member.in_line
+        assert each.combiner.in_wait_queue
     assert demands(bench) == [b"W", b"W"]
 
 
@@ -464,7 +464,7 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
     def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Standing, list[Delivery]]:
         found = look(*args, **given)
         seen.append(found[0])
-        two.member.abandon()
+        two.combiner.abandon()
         return found
 
     monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
@@ -473,6 +473,6 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
     assert len(seen[0].watches) == 2
     for watch in seen[0].watches:
         watch.on_fire(lambda: cancelled.append(1))
-    one.member.leave()
+    one.combiner.leave()
     two.client_session.recover()
     assert not cancelled

@@ -1,4 +1,4 @@
-"""A connection whose consumers have rivals: when it joins their line, and when it leaves it."""
+"""A connection whose consumers have rivals: when it joins their wait queue, and when it leaves it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 import random
 
 import pytest
-from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
+from kit.conformance.wait_queues import Rival
 from kit.simulation.connection import Flag, SimulatedClient, SimulatedTransport
 
 from kombu_fdb.errors import Outrun
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.line_member import LineMember
+from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming.fetcher import LONGEST_REST_S
 from kombu_fdb.transport.consuming.receiver import deliver_next
@@ -33,11 +33,11 @@ class Connection(SimulatedTransport):
         for number, queue in enumerate(queues or ("q",)):
             self.consume(queue, f"tag{number}")
         if contested:
-            self.member.contention.contest(queues or ("q",))
+            self.combiner.contention.contest(queues or ("q",))
 
     @property
-    def member(self) -> LineMember:
-        return self.fetcher._claiming.member
+    def combiner(self) -> CombinerClient:
+        return self.fetcher._claiming.combiner
 
     def turns(self) -> None:
         """Until there is nothing to be done."""
@@ -74,13 +74,13 @@ class Connection(SimulatedTransport):
 
 def rows(bench: Bench) -> int:
     keys = bench.engine.keys
-    return len(bench.engine.transactions.read(lambda work: work.tr.get_range(*keys.all_lines)))
+    return len(bench.engine.transactions.read(lambda work: work.tr.get_range(*keys.all_wait_queues)))
 
 
-def test_an_idle_one_stands_in_the_line_and_is_served_there(bench: Bench) -> None:
+def test_an_idle_one_stands_in_the_wait_queue_and_is_served_there(bench: Bench) -> None:
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
-    assert connection.member.in_line
+    assert connection.combiner.in_wait_queue
     assert not connection.watch_set._armed, "it leaves the queues to the first one"
     bench.put(b"a", b"b")
     first.serve()
@@ -100,7 +100,7 @@ def test_who_becomes_the_first_looks_at_the_queues(bench: Bench) -> None:
 def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
-    assert connection.member.is_first
+    assert connection.combiner.is_first
     bench.put(b"a")
     assert connection.is_awake
     connection.turns()
@@ -108,8 +108,8 @@ def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("contested", [False, True])
-def test_queues_have_their_turns_in_a_line_as_without_one(bench: Bench, contested: bool) -> None:
-    """Who is the first of a line looks twice what to claim, and used to begin with the same of two queues each time."""
+def test_queues_have_their_turns_in_a_wait_queue_as_without_one(bench: Bench, contested: bool) -> None:
+    """The first one looks twice what to claim, and used to begin with the same of two queues each time."""
     connection = Connection(bench, "one", "other", contested=contested)
     for queue in ("one", "other"):
         bench.put(*[queue.encode()] * 20, queue=queue)
@@ -131,13 +131,13 @@ def test_who_waits_looks_by_himself(bench: Bench) -> None:
     assert first.look().is_first
 
 
-def test_other_queues_are_another_line(bench: Bench) -> None:
+def test_other_queues_are_another_wait_queue(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
     connection.consume("r", "another")
-    connection.member.contention.contest(["q", "r"])
+    connection.combiner.contention.contest(["q", "r"])
     connection.turns()
-    assert connection.member.queues == ("q", "r")
+    assert connection.combiner.queues == ("q", "r")
     assert rows(bench) == 1
 
 
@@ -146,12 +146,12 @@ def test_what_was_granted_before_it_left_is_handed_over(bench: Bench) -> None:
     connection.turns()
     bench.put(b"a", b"b")
     connection.consume("r", "another")
-    connection.member.contention.contest(["q", "r"])
+    connection.combiner.contention.contest(["q", "r"])
     first.serve()
-    connection.member._rung = False
+    connection.combiner._rung = False
     connection.turns()
     assert connection.waiting == [b"b"]
-    assert connection.member.queues == ("q", "r")
+    assert connection.combiner.queues == ("q", "r")
 
 
 def test_less_room_is_a_smaller_demand(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_less_room_is_a_smaller_demand(bench: Bench) -> None:
     assert bench.counts() == (3, 0, 2)
 
 
-def test_without_room_it_stands_in_no_line(bench: Bench) -> None:
+def test_without_room_it_stands_in_no_wait_queue(bench: Bench) -> None:
     connection = Connection(bench, prefetch=1)
     connection.turns()
     bench.put(b"a", b"b")
@@ -177,7 +177,7 @@ def test_without_room_it_stands_in_no_line(bench: Bench) -> None:
     assert rows(bench) == 0
 
 
-def test_a_connection_that_is_not_drained_leaves_the_line(bench: Bench) -> None:
+def test_a_connection_that_is_not_drained_leaves_the_wait_queue(bench: Bench) -> None:
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
     connection.sleep()
@@ -204,7 +204,7 @@ def test_an_abandoned_connection_waits_no_longer(bench: Bench) -> None:
 
 
 def test_queues_without_rivals_are_claimed_from_by_themselves(bench: Bench) -> None:
-    """Without leases, and with consumers that are told apart: a line's transaction does neither."""
+    """Without leases, and with consumers that are told apart: a wait queue's transaction does neither."""
     connection = Connection(bench, "q")
     connection.consume("mine", "another")
     connection.subscriptions[-1].transient = True
@@ -222,20 +222,20 @@ def test_a_service_brings_nothing_of_queues_without_rivals(bench: Bench) -> None
     rival = Rival(bench, 4)
     bench.later(OPTIONS.poll_interval * 2)
     connection.turns()
-    assert connection.member.is_first
+    assert connection.combiner.is_first
     bench.put(*[b"mine"] * 4, queue="mine")
     bench.put(b"a", b"b")
     connection.turns()
     assert not {each.queue for each in rival.collect()} - {"q"}
 
 
-def test_who_is_outrun_joins_the_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_outrun_joins_the_wait_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Connection(bench, contested=False)
     bench.put(b"a")
     with monkeypatch.context() as patch:
         patch.setattr(connection.client_session, "claim", _outrun)
         connection.turns()
-    assert connection.member.contention.is_contested(["q"])
+    assert connection.combiner.contention.is_contested(["q"])
     assert connection.waiting == [b"a"]
 
 

@@ -1,4 +1,4 @@
-"""kill -9 of the first consumer in the line, which claims for all of them, while others publish.
+"""kill -9 of the first consumer in the wait queue, which claims for all of them, while others publish.
 
 Besides what came of each message, it tells how long no consumer got any after a kill. How long that may be depends on
 the machine, so no verdict does: on a quiet one it stays below :data:`LONGEST_PAUSE_S`.
@@ -17,7 +17,7 @@ from itertools import count
 from kombu import Connection
 
 from kombu_fdb import Broker
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 
 from .ledger import Verdict
 from .stage import OPTIONS, QUEUE, Actor, Skipped, Stage, staged
@@ -31,8 +31,8 @@ LONGEST_PAUSE_S = 1.0
 
 def run(rounds: int, seed: int, store: str = "fdb") -> Verdict:
     if store != "fdb":
-        raise Skipped("on SQLite, writers take turns, and consumers stand in no line")
-    with staged("line", seed, store=store) as stage, Broker.open(stage.url, **OPTIONS) as broker:
+        raise Skipped("on SQLite, writers take turns, and consumers stand in no wait queue")
+    with staged("combiner", seed, store=store) as stage, Broker.open(stage.url, **OPTIONS) as broker:
         fill(stage)
         with publishing(stage):
             pauses = [kill_the_first(stage, broker) for _ in range(rounds)]
@@ -76,7 +76,7 @@ def publishing(stage: Stage) -> Iterator[None]:
 def kill_the_first(stage: Stage, broker: Broker) -> float:
     """After some more messages. The longest time without one, until there have been some more again."""
     stage.expect("begun", stage.rng.randint(1, MOST_STEPS))
-    victim = first_of_the_line(stage, broker)
+    victim = first_of_the_wait_queue(stage, broker)
     stage.ledger.longest_s.clear()
     stage.kill(victim)
     stage.expect("begun", MOST_STEPS)
@@ -85,12 +85,14 @@ def kill_the_first(stage: Stage, broker: Broker) -> float:
     return pause_s
 
 
-def first_of_the_line(stage: Stage, broker: Broker) -> Actor:
-    """The line may be empty for a moment, while all have something in hand: any consumer then."""
+def first_of_the_wait_queue(stage: Stage, broker: Broker) -> Actor:
+    """The wait queue may be empty for a moment, while all have something in hand: any consumer then."""
     alive = stage.alive("consumer")
-    begin, end, _ = broker._engine.transactions.read(lambda work: line.first_range(work, line.name([QUEUE])))
+    begin, end, _ = broker._engine.transactions.read(
+        lambda work: wait_queue.first_range(work, wait_queue.name([QUEUE]))
+    )
     rows = broker._engine.transactions.read(lambda work: work.tr.get_range(begin, end, limit=1, snapshot=True))
-    first = line.waiting_in(line.name([QUEUE]), rows).values()
+    first = wait_queue.waiting_in(wait_queue.name([QUEUE]), rows).values()
     pids = {each.session_id: each.description.get("pid") for each in broker._engine.inspect.sessions()}
     standing = [each for each in alive for demand in first if pids.get(demand.session) == each.process.pid]
     return (standing or alive)[0]
@@ -102,7 +104,7 @@ def tell(pauses: list[float]) -> None:
     cuts = statistics.quantiles(pauses, n=10)
     beyond = sum(each > LONGEST_PAUSE_S for each in pauses)
     print(
-        f"line: {len(pauses)} kills; no consumer got a message for p50 {statistics.median(pauses):.2f} s, "
+        f"combiner: {len(pauses)} kills; no consumer got a message for p50 {statistics.median(pauses):.2f} s, "
         f"p90 {cuts[8]:.2f} s, at most {max(pauses):.2f} s; {beyond} times longer than {LONGEST_PAUSE_S:g} s",
         file=sys.stderr,
         flush=True,

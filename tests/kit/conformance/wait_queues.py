@@ -1,4 +1,4 @@
-"""What a line of rivals must do, over any store (``engine/scheduling/line.py``)."""
+"""What a wait queue of rivals must do, over any store (``engine/scheduling/wait_queue.py``)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Standing
+from kombu_fdb.engine.scheduling import wait_queue
+from kombu_fdb.engine.scheduling.wait_queue import ENDED, GRANTED, WAITING, Standing
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.codec import INLINE_BYTES
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class Rival:
-    """A consumer of q that stands in the line, in a process and a session of its own."""
+    """A consumer of q that stands in the wait queue, in a process and a session of its own."""
 
     def __init__(self, bench: Bench, want: int = 1, *queues: str) -> None:
         self.engine = bench.another()
@@ -34,7 +34,7 @@ class Rival:
 
     def join(self, *acks: Lease, over: Collection[int] = ()) -> Demand:
         first = self.engine.messages.reserve()
-        self.demand = Demand(line.name(self.queues), self.session, first, self.want)
+        self.demand = Demand(wait_queue.name(self.queues), self.session, first, self.want)
         self.engine.messages.join(self.demand, acks, queues=self.queues, over=over)
         return self.demand
 
@@ -61,7 +61,7 @@ def woken(sight: Standing) -> Event:
     return fired
 
 
-class LineConformance(OnBench):
+class WaitQueueConformance(OnBench):
     """Run over every store."""
 
     # -- who is served -------------------------------------------------------------------------------------------------
@@ -82,13 +82,13 @@ class LineConformance(OnBench):
         assert [each.look().stands for each in rivals] == [GRANTED] * 3
         assert bench.counts() == (0, 0, 6)
 
-    def test_who_comes_along_stands_in_the_line_as_well(self, bench: Bench) -> None:
-        """Its claim finds the line before it finds any message, and leaves all as it is."""
+    def test_who_comes_along_stands_in_the_wait_queue_as_well(self, bench: Bench) -> None:
+        """Its claim finds the wait queue before it finds any message, and leaves all as it is."""
         bench.put(b"a", b"b", b"held")
         (held,) = bench.take(1)
         rival = Rival(bench)
         terms = ClaimTerms(acks=[held.lease], gives_way=True)
-        if bench.engine.writers_take_turns:  # there is no line
+        if bench.engine.writers_take_turns:  # there is no wait queue
             assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"b"]
             return
         with pytest.raises(Outrun):
@@ -104,7 +104,7 @@ class LineConformance(OnBench):
         found = bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True))
         assert payloads(found) == [b"a"]
 
-    def test_where_one_consumer_is_active_a_line_is_not_in_the_way(self, bench: Bench) -> None:
+    def test_where_one_consumer_is_active_a_wait_queue_is_not_in_the_way(self, bench: Bench) -> None:
         """It would be served for that one only."""
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         bench.put(b"a")
@@ -186,7 +186,7 @@ class LineConformance(OnBench):
         assert two.look().is_first
         assert bench.counts() == (1, 0, 1)
 
-    def test_who_joins_while_the_line_is_served_is_told_that_he_is_first(self, bench: Bench) -> None:
+    def test_who_joins_while_the_wait_queue_is_served_is_told_that_he_is_first(self, bench: Bench) -> None:
         """The first one has not seen it, so no other consumer would tell it."""
         one = Rival(bench)
         seen = one.look()
@@ -231,13 +231,13 @@ class LineConformance(OnBench):
         bench.put(b"b")
         assert [each.queue for each in [*one.serve().deliveries, *two.collect()]] == ["q", "r"]
 
-    def test_other_queues_are_another_line(self, bench: Bench) -> None:
+    def test_other_queues_are_another_wait_queue(self, bench: Bench) -> None:
         one, two = Rival(bench, 1, "q"), Rival(bench, 1, "q", "r")
         assert one.look().is_first
         assert two.look().is_first
 
     def test_where_one_consumer_is_active_none_is_served(self, bench: Bench) -> None:
-        """ONE-ACTIVE: each claims for itself, with its tag. The argument may come while they stand in the line."""
+        """ONE-ACTIVE: each claims for itself, with its tag. The argument may come while they wait."""
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         one, two = Rival(bench), Rival(bench)
         bench.put(b"a", b"b")
@@ -361,7 +361,7 @@ class LineConformance(OnBench):
         assert one.look().stands == WAITING
 
     def test_a_malformed_row_is_evicted_too(self, bench: Bench) -> None:
-        garbage = bench.engine.keys.line(line.name(["q"])) + b"\x00" * 12
+        garbage = bench.engine.keys.wait_queue(wait_queue.name(["q"])) + b"\x00" * 12
         bench.write(lambda tr: tr.set(garbage, b"garbage"))
         one = Rival(bench)
         sight = one.look()
@@ -446,7 +446,7 @@ class LineConformance(OnBench):
         for each in (one, two, three):
             each.engine.sessions.close(each.session)
         keys = bench.engine.keys
-        wholes = [(*keys.all_lines, 0), (*keys.all_demands, 0), (*keys.all_served, 0)]
+        wholes = [(*keys.all_wait_queues, 0), (*keys.all_demands, 0), (*keys.all_served, 0)]
         assert bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) == [[], [], []]
 
 

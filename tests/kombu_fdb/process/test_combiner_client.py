@@ -1,4 +1,4 @@
-"""A consumer among its rivals: when it waits, serves, evicts, and is alone again (``process/line_member.py``)."""
+"""A consumer among its rivals: when it waits, serves, evicts, and is alone again (``process/combiner_client.py``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kit.conformance.queue import Bench
 from kit.simulation.connection import Flag
 
 from kombu_fdb.engine.messages import claim
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.errors import Conflict, SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
-from kombu_fdb.process import line_member
+from kombu_fdb.process import combiner_client
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.line_member import LONELY, PATIENCE_S, Contention, LineMember
+from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Contention
 from kombu_fdb.settings.options import Options
 
 QUEUES = ["q"]
@@ -52,10 +52,10 @@ class Consumer:
         self.contention = Contention()
         self.rung = False
         self.granted: list[Delivery] = []
-        self.begin = lambda: LineMember(
+        self.begin = lambda: CombinerClient(
             self._ring, bench.clock.monotonic, spread(), longest_s, self.contention, self.granted
         )
-        self.member = self.begin()
+        self.combiner = self.begin()
         self.contention.contest(QUEUES)
         self._want = want
         self._clock = bench.clock
@@ -67,22 +67,22 @@ class Consumer:
         """As its owner does: join, look, serve. What it got."""
         self.granted.clear()
         self.rung = False
-        if not self.member.in_line:
-            self.member.join(self.client_session, QUEUES, self._want, [])
-        self.member.attend(self.engine)
-        if serve and not self.granted and self.member.is_first:
-            self.member.serve(QUEUES)
+        if not self.combiner.in_wait_queue:
+            self.combiner.join(self.client_session, QUEUES, self._want, [])
+        self.combiner.attend(self.engine)
+        if serve and not self.granted and self.combiner.is_first:
+            self.combiner.serve(QUEUES)
         return [each.payload for each in self.granted]
 
-    def see_the_line(self) -> None:
+    def see_the_wait_queue(self) -> None:
         """As one does who has just become the first."""
-        demand = self.member._demand
+        demand = self.combiner._demand
         assert demand is not None
-        self.member._waiting = self.engine.messages.look(demand)[0].waiting
+        self.combiner._waiting = self.engine.messages.look(demand)[0].waiting
 
     def sleep(self) -> float:
         """Until it wants to look; how long that was."""
-        pause_s = self.member.next_look_s()
+        pause_s = self.combiner.next_look_s()
         assert pause_s is not None
         self._clock.advance(pause_s)
         return pause_s
@@ -91,22 +91,22 @@ class Consumer:
 def test_a_lone_consumer_is_the_first(bench: Bench) -> None:
     one = Consumer(bench)
     assert one.turn() == []
-    assert one.member.is_first
+    assert one.combiner.is_first
     bench.put(b"a")
     assert one.turn() == [b"a"]
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
 
 
 def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
     assert (one.turn(), two.turn()) == ([], [])
-    one.member.leave()
+    one.combiner.leave()
     assert two.rung
     two.turn()
-    assert two.member.is_first
+    assert two.combiner.is_first
     one.turn()
     bench.put(b"a", b"b")
-    two.see_the_line()
+    two.see_the_wait_queue()
     assert two.turn() == [b"a"]
     assert one.rung
     assert one.turn() == [b"b"]
@@ -117,15 +117,15 @@ def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench
     one, two, *others = (Consumer(bench) for _ in range(5))
     one.turn()
     two.turn()
-    for each, longest_s in zip(others, (line_member.NEAR_S, line_member.NEAR_S, LONGEST_S), strict=True):
+    for each, longest_s in zip(others, (combiner_client.NEAR_S, combiner_client.NEAR_S, LONGEST_S), strict=True):
         pauses = []
         for _ in range(8):
             each.turn()
             pauses.append(each.sleep())
         assert pauses == sorted(pauses)
-        assert pauses[0] == pytest.approx(line_member.UNHURRIED * PATIENCE_S * 1.125)
+        assert pauses[0] == pytest.approx(combiner_client.UNHURRIED * PATIENCE_S * 1.125)
         assert pauses[-1] == pytest.approx(longest_s * 1.125)
-        assert not each.member.is_first, "an idle first one stays"
+        assert not each.combiner.is_first, "an idle first one stays"
 
 
 def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
@@ -134,11 +134,11 @@ def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
     for _ in range(8):
         two.turn()
         longest_s = two.sleep()
-    assert longest_s == pytest.approx(line_member.NEXT_S * 1.125)
+    assert longest_s == pytest.approx(combiner_client.NEXT_S * 1.125)
 
 
 def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it looks, as in a busy line, which it leaves and joins again."""
+    """However often it looks, as in a busy wait queue, which it leaves and joins again."""
     *others, last = (Consumer(bench) for _ in range(5))
     for each in others:
         each.turn()
@@ -149,19 +149,19 @@ def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: p
         last.turn()
         last.sleep()
         last.turn()
-        last.member.leave()
-    assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / line_member.SELDOM_S
+        last.combiner.leave()
+    assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / combiner_client.SELDOM_S
 
 
 def test_who_is_woken_does_not_ask_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a busy line each service wakes three, who would all ask."""
+    """In a busy wait queue each service wakes three, who would all ask."""
     one, two, *others = (Consumer(bench) for _ in range(5))
     for each in (one, two, *others):
         each.turn()
     asked: list[Sequence[str]] = []
     for each in others:
         monkeypatch.setattr(each.engine.messages, "has_work", asked.append)
-    two.member.leave()
+    two.combiner.leave()
     assert all(each.rung for each in others)
     for each in others:
         each.turn()
@@ -176,9 +176,9 @@ def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     for each in (one, two, three):
         each.turn()
-    patient_s = line_member.UNHURRIED * 3.0
-    bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), served_row(3.0)))
-    for each, pause_s in ((two, line_member.NEXT_S), (three, patient_s)):
+    patient_s = combiner_client.UNHURRIED * 3.0
+    bench.write(lambda tr: tr.set(bench.engine.keys.served(wait_queue.name(["q"])), served_row(3.0)))
+    for each, pause_s in ((two, combiner_client.NEXT_S), (three, patient_s)):
         each.sleep()
         each.turn()
         assert each.sleep() == pytest.approx(pause_s * 1.125)
@@ -210,9 +210,9 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
     assert PATIENCE_S <= waited_s <= 1.0
     one.sleep()
     one.turn()
-    assert not one.member.in_line, "it finds that it has ended"
+    assert not one.combiner.in_wait_queue, "it finds that it has ended"
     one.turn()
-    assert one.member.is_first, "it was only slow, and has joined again"
+    assert one.combiner.is_first, "it was only slow, and has joined again"
 
 
 @pytest.mark.parametrize("is_another", [False, True])
@@ -223,22 +223,22 @@ def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(
     """BOUNDED: as a loop of takes with a timeout. Each of them has a standing of its own."""
     one, two = Consumer(bench), Consumer(bench)
     one.turn()
-    bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), served_row(patience_s)))
+    bench.write(lambda tr: tr.set(bench.engine.keys.served(wait_queue.name(["q"])), served_row(patience_s)))
     bench.put(b"a")
     found, waited_s = two.turn(), 0.0
     while not found:
         bench.later(0.2)
         waited_s += 0.2
-        two.member.leave()
+        two.combiner.leave()
         if is_another:
-            two.member = two.begin()
+            two.combiner = two.begin()
         found = two.turn() or two.turn()
         assert waited_s <= patience_s + 1.0
 
 
 @pytest.mark.parametrize("idle_s", [30.0, 36.0])
 @pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5), (3, 9.0), (4, 13.0)])
-def test_of_an_idle_line_those_who_do_not_serve_are_replaced(
+def test_of_an_idle_wait_queue_those_who_do_not_serve_are_replaced(
     bench: Bench, dead: int, within_s: float, idle_s: float
 ) -> None:
     """BOUNDED: however long all had been idle before. Those that become the next one and the third are told so."""
@@ -247,11 +247,11 @@ def test_of_an_idle_line_those_who_do_not_serve_are_replaced(
         each.turn()
     stay_idle(bench, consumers, idle_s)
     one, *others = consumers
-    one.member.leave()
+    one.combiner.leave()
     for each in others:
         if each.rung:
             each.turn()
-    assert others[0].member.is_first
+    assert others[0].combiner.is_first
     stay_idle(bench, others, 0.001)
     bench.put(b"a")
     assert work_comes(bench, others[dead]) <= within_s
@@ -261,10 +261,10 @@ def stay_idle(bench: Bench, consumers: list[Consumer], seconds: float) -> None:
     """Each looks when it wants to."""
     end_s = bench.clock.monotonic() + seconds
     while bench.clock.monotonic() < end_s:
-        pause_s = min(each.member.next_look_s() or 0.0 for each in consumers)
+        pause_s = min(each.combiner.next_look_s() or 0.0 for each in consumers)
         bench.clock.advance(min(pause_s, end_s - bench.clock.monotonic()))
         for each in consumers:
-            if each.member.next_look_s() == 0.0:
+            if each.combiner.next_look_s() == 0.0:
                 each.turn()
 
 
@@ -286,16 +286,16 @@ def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
     bench.put(b"a")
     while not two.turn():
         two.sleep()
-    assert patience_s(bench) == 2 * PATIENCE_S * line_member.LEFT, "it is not known yet how long a service takes"
+    assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "it is not known yet how long a service takes"
 
 
 def served_row(patience_s: float) -> bytes:
-    """Of a line whose last service has left so much patience."""
+    """Of a wait queue whose last service has left so much patience."""
     return bytes(16) + struct.pack(">I", round(1000 * patience_s))
 
 
 def patience_s(bench: Bench) -> float:
-    """What stands in the line."""
+    """What stands in the wait queue."""
     _, value = bench.engine.upkeep.rows(bench.engine.keys.all_served)[0]
     return float(struct.unpack(">I", value[16:])[0]) / 1000
 
@@ -303,7 +303,7 @@ def patience_s(bench: Bench) -> float:
 def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
     """Each take that waits has its own (``api/consumer.py``), and serves once."""
     one = Consumer(bench)
-    one.contention.served(line.name(QUEUES), alone=False, took_s=1.0)
+    one.contention.served(wait_queue.name(QUEUES), alone=False, took_s=1.0)
     one.turn()
     bench.put(b"a")
     assert one.turn() == [b"a"]
@@ -314,10 +314,10 @@ def test_patience_comes_to_an_end(bench: Bench) -> None:
     """BOUNDED: with the services that follow a slow one, whichever consumer takes them, even if it is its first."""
     one = Consumer(bench)
     one.turn()
-    one.contention.served(line.name(QUEUES), alone=False, took_s=60.0)
+    one.contention.served(wait_queue.name(QUEUES), alone=False, took_s=60.0)
     bench.put(b"a")
     assert one.turn() == [b"a"]
-    assert patience_s(bench) == line_member.MOST_PATIENCE_S
+    assert patience_s(bench) == combiner_client.MOST_PATIENCE_S
     services = 0
     while patience_s(bench) > PATIENCE_S:
         bench.put(b"a")
@@ -330,21 +330,21 @@ def test_patience_lasts_until_each_has_served_quickly_again(bench: Bench) -> Non
     """A consumer remembers how long its last service took, with its commit."""
     consumers = [Consumer(bench) for _ in range(20)]
     for each in consumers:
-        each.contention.served(line.name(QUEUES), alone=False, took_s=2.0)
+        each.contention.served(wait_queue.name(QUEUES), alone=False, took_s=2.0)
     services = 0
     while services < len(consumers) or patience_s(bench) > PATIENCE_S:
         bench.put(b"a")
         assert consumers[services % len(consumers)].turn() == [b"a"]
         services += 1
         if services == len(consumers):
-            assert patience_s(bench) == line_member.MOST_PATIENCE_S
+            assert patience_s(bench) == combiner_client.MOST_PATIENCE_S
     assert services == len(consumers) + 14
 
 
 def test_quick_services_in_between_evict_no_consumer_for_a_slow_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each slow service is in vain, and its consumer joins again at the end of the line."""
+    """Else each slow service is in vain, and its consumer joins again at the end of the wait queue."""
     consumers = [Consumer(bench) for _ in range(4)]
     took_s, ends = cycle([0.05, 1.0]), []
 
@@ -355,7 +355,7 @@ def test_quick_services_in_between_evict_no_consumer_for_a_slow_one(
             for _ in range(round(next(took_s) / 0.05)):
                 bench.later(0.05)
                 for other in consumers:
-                    if other is not one and not other.member.is_first:
+                    if other is not one and not other.combiner.is_first:
                         other.turn(serve=False)
             ends.append((served := serve(*given)).ended)
             return served
@@ -395,7 +395,7 @@ def test_a_server_tells_how_long_its_service_takes(
     bench.put(b"a")
     assert one.turn() == [b"a"]
     two.turn()
-    assert two.member._patience_s == pytest.approx(patience_s, abs=0.1)  # between attempts there is a pause
+    assert two.combiner._patience_s == pytest.approx(patience_s, abs=0.1)  # between attempts there is a pause
 
 
 def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
@@ -420,7 +420,7 @@ def test_it_is_alone_again_after_long_without_rivals(bench: Bench) -> None:
     assert not one.contention.is_contested(QUEUES)
 
 
-def test_two_that_never_meet_in_the_line_know_of_each_other(bench: Bench) -> None:
+def test_two_that_never_meet_in_the_wait_queue_know_of_each_other(bench: Bench) -> None:
     """Each is alone there when it serves, and claims would collide."""
     one, two = Consumer(bench), Consumer(bench)
     for _ in range(LONELY):
@@ -430,12 +430,12 @@ def test_two_that_never_meet_in_the_line_know_of_each_other(bench: Bench) -> Non
     assert two.contention.is_contested(QUEUES)
 
 
-def test_lines_that_are_known_are_bounded() -> None:
+def test_wait_queues_that_are_known_are_bounded() -> None:
     contention = Contention()
-    for number in range(10 * line_member.MOST_LINES):
+    for number in range(10 * combiner_client.MOST_WAIT_QUEUES):
         contention.contest([f"q{number}"])
         assert contention.is_contested([f"q{number}"])
-    assert len(contention._contested) <= line_member.MOST_LINES
+    assert len(contention._contested) <= combiner_client.MOST_WAIT_QUEUES
 
 
 def test_the_order_of_the_queues_does_not_matter() -> None:
@@ -453,11 +453,11 @@ def test_leaving_brings_what_was_granted(bench: Bench) -> None:
     two.turn()
     one.turn()
     bench.put(b"a", b"b")
-    two.see_the_line()
+    two.see_the_wait_queue()
     two.turn()
-    one.member.leave()
+    one.combiner.leave()
     assert [each.payload for each in one.granted] == [b"b"]
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -468,14 +468,14 @@ def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> No
     one.turn()
     bench.put(b"a", b"b")
     if granted:
-        two.see_the_line()
+        two.see_the_wait_queue()
         two.turn()
-    one.member.abandon()
+    one.combiner.abandon()
     one.client_session.recover()
     if not granted:
         two.turn()
     assert bench.counts() == (1, 0, 1)
-    assert not one.member.in_line
+    assert not one.combiner.in_wait_queue
 
 
 def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
@@ -494,7 +494,7 @@ def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
     assert one.turn() == [b"a"]
     assert bench.counts() == (0, 0, 1)
     one.turn()
-    assert one.member.is_first, "the other one does not stand behind it any more"
+    assert one.combiner.is_first, "the other one does not stand behind it any more"
 
 
 def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None:
@@ -502,9 +502,9 @@ def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None
     two.turn()
     one.turn()
     bench.put(b"a", b"b")
-    two.see_the_line()
+    two.see_the_wait_queue()
     two.turn()
-    one.client_session.give_up(one.member._demand.first)  # type: ignore[union-attr]  # it has one
+    one.client_session.give_up(one.combiner._demand.first)  # type: ignore[union-attr]  # it has one
     assert one.turn() == []
     one.client_session.recover()
     assert bench.counts() == (1, 0, 1)
@@ -518,7 +518,7 @@ def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(one.engine.messages, verb, _fails)
         if verb == "join":
-            one.member.leave()
+            one.combiner.leave()
         else:
             one.sleep()
         with pytest.raises(StoreUnavailable):
@@ -532,7 +532,7 @@ def _fails(*_: object, **__: object) -> None:
     raise StoreUnavailable("the cluster is away")
 
 
-@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.member.leave()])
+@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.combiner.leave()])
 def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
     one = Consumer(bench)
     one.turn()
@@ -543,6 +543,6 @@ def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], objec
     except SessionLost:
         assert one.client_session.lost
     one.client_session = ClientSession(one.engine, OPTIONS, one.engine.sessions.open({}), Flag(), bench.clock)
-    one.member.belong_to(one.client_session)
+    one.combiner.belong_to(one.client_session)
     bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.client_session.session_id})))
     assert one.turn() == [b"a"]

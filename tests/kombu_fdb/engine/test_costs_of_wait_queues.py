@@ -1,10 +1,10 @@
-"""What standing in a line costs, exactly: each step, and a window of messages in all. As ``test_costs.py``."""
+"""What standing in a wait queue costs, exactly: each step, and a window of messages in all. As ``test_costs.py``."""
 
 from __future__ import annotations
 
 import pytest
-from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
+from kit.conformance.wait_queues import Rival
 from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.engine.messages.claim import Served
@@ -89,7 +89,7 @@ def test_where_no_key_has_limits_an_ack_costs_the_claims_nothing(
 
 
 @pytest.mark.parametrize("others", [1, 100])
-def test_a_look_does_not_grow_with_the_line(bench: Bench, counted: CountingDatabase, others: int) -> None:
+def test_a_look_does_not_grow_with_the_wait_queue(bench: Bench, counted: CountingDatabase, others: int) -> None:
     first, *_, last = [Rival(bench) for _ in range(others + 1)]
     paid = cost(counted, last.look)
     near = min(3, others)  # those right before it

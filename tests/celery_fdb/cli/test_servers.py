@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kit.processes import DEADLINE_S
 
-from celery_fdb.cli import serving
+from celery_fdb.cli import servers
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,7 +36,7 @@ def test_a_name_that_was_made_to_lead_here_reads_nothing(url, broker):
 def test_at_an_address_for_others_any_name_will_do():
     """Prometheus asks for whatever name it was given."""
     told = []
-    guarded = serving._guarded(lambda *_: [b"metrics"], is_local=False)
+    guarded = servers._guarded(lambda *_: [b"metrics"], is_local=False)
     assert guarded({"HTTP_HOST": "shop-metrics:9808"}, lambda *args: told.append(args)) == [b"metrics"]
     assert not told
 
@@ -49,8 +49,8 @@ def endpoint(monkeypatch):
         start_response("200 OK", [])
         return [b"metrics"]
 
-    monkeypatch.setattr(serving, "MOST_SCRAPES", 3)
-    with serving._Server(("127.0.0.1", 0), serving._Handler) as server, ExitStack() as stack:
+    monkeypatch.setattr(servers, "MOST_SCRAPES", 3)
+    with servers._Server(("127.0.0.1", 0), servers._Handler) as server, ExitStack() as stack:
         server.set_app(app)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -67,7 +67,7 @@ def endpoint(monkeypatch):
 
 def test_half_requests_do_not_block_the_metrics(endpoint, monkeypatch):
     """Each holds a thread and a file."""
-    monkeypatch.setattr(serving._Handler, "timeout", 10 * DEADLINE_S)
+    monkeypatch.setattr(servers._Handler, "timeout", 10 * DEADLINE_S)
     half = [endpoint(b"GET / HTTP/1.1\r\n") for _ in range(20)]
     whole = endpoint(b"GET / HTTP/1.1\r\n\r\n")
     assert b"metrics" in whole.makefile("rb").read()
@@ -76,7 +76,7 @@ def test_half_requests_do_not_block_the_metrics(endpoint, monkeypatch):
 
 
 def test_half_a_request_ends_in_time_and_without_a_word(endpoint, monkeypatch, capfd):
-    monkeypatch.setattr(serving._Handler, "timeout", 0.05)
+    monkeypatch.setattr(servers._Handler, "timeout", 0.05)
     for sent in (b"", b"GET", b"GET / HTTP/1.1\r\n"):
         assert endpoint(sent).recv(1) == b""
     assert capfd.readouterr().err == ""

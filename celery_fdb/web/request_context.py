@@ -1,4 +1,4 @@
-"""A visit: one request of one person, its fields and rights, and the templates that answer it.
+"""A context: one request of one person, its fields and rights, and the templates that answer it.
 
 Names of queues and keys are in the query of an address, which may hold any text. In a path, browsers and proxies treat
 "..", "%2F" and empty parts in ways of their own.
@@ -195,7 +195,7 @@ def tone(state: str) -> str:
     return TONES.get(state, "plain")
 
 
-# -- the visit ---------------------------------------------------------------------------------------------------------
+# -- the context -------------------------------------------------------------------------------------------------------
 
 
 #: The next step for a user who may not act.
@@ -210,7 +210,7 @@ FORM_FIELD, FORM_COOKIE = "form_token", "celery_fdb_form"
 
 
 @dataclass(slots=True)
-class Visit:
+class RequestContext:
     """``fields``: the sent form's fields. ``form_token``: the value that this page's forms repeat, as ``form_field``.
 
     ``notice``: a line from the previous page; ``said``: a line for the next one. ``zone``: that of moments which name
@@ -275,7 +275,7 @@ class Visit:
     def page(self, template: str, status: int = 200, **context: Any) -> Response:
         """The answer with this page."""
         common = {
-            "visit": self,
+            "context": self,
             "url": self.url,
             "static": f"{self.url('static')}/",
             "version": files_version(),

@@ -1,14 +1,14 @@
-"""Line: rival consumers wait for one another instead of racing. The first one in the line claims for all of them.
+"""Wait queue: competing consumers wait for one another instead of racing, and the first one claims for all of them.
 
 Consumers of the same queues want the same messages, those at the head. If each consumer claims for itself, one wins and
-the others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole line
-in one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
-2010, https://doi.org/10.1145/1810479.1810540), and the way in which a consumer learns of its turn is that of queue
+the others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole wait
+queue in one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir,
+SPAA 2010, https://doi.org/10.1145/1810479.1810540), and the way in which a consumer learns of its turn is that of queue
 locks (Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves
 high-contention queues in the same way (https://apple.github.io/foundationdb/queues.html).
 
-Model. A demand is two rows: one in the line, behind those that came earlier, ``("line", line, stamp)``; and one under
-its owner's name, ``("demand", session, first)``, which says how it *stands*:
+Model. A demand is two rows: one in the wait queue, behind those that came earlier, ``("line", name, stamp)``; and one
+under its owner's name, ``("demand", session, first)``, which says how it *stands*:
 
 * W, it waits. Both rows are there, and the second one contains the stamp that is in the first one's key.
 * G, it was granted messages: they are leased to its owner, in the block of numbers that begins with ``first``.
@@ -17,26 +17,27 @@ its owner's name, ``("demand", session, first)``, which says how it *stands*:
 What moves it:
 
 * nowhere -> W: *join*. A blind write, which takes the owner's acks along. It conflicts with no other join or serve.
-* W -> G: *serve*, by the first consumer of the line. It reads how the demand stands, and the owner's session, as
+* W -> G: *serve*, by the first consumer of the wait queue. It reads how the demand stands, and the owner's session, as
   conflicts.
 * W -> E: *leave*, by its owner, or *evict*, by a consumer that waits behind it, has seen it in front for too long, and
   knows that there is work. Both read how it stands, so they come either before or after a serve, and the later one sees
   the earlier.
 * G, E -> nowhere: with the next join of its session, or with the session's end.
 
-A row of the line that can't be read, or whose demand does not wait there, is evicted like a consumer that does not
-serve. So an older version may evict the row of a demand that waits: its owner finds the row gone, and joins again.
+A row of the wait queue that can't be read, or whose demand does not wait there, is evicted like a consumer that does
+not serve. So an older version may evict the row of a demand that waits: its owner finds the row gone, and joins again.
 
-Each consumer watches its own demand, and those of the three right before it in the line. Whatever happens to these is
-committed after its look, and fires the watch. So however many are served at once, a consumer does not miss that it has
-become the first, or one of the two behind the first, which replace dead consumers before them. When one message comes
-to fifty idle consumers, four wake up: the first of the line, which alone watches the queues, and the three behind it.
+Each consumer watches its own demand, and those of the three right before it in the wait queue. Whatever happens to
+these is committed after its look, and fires the watch. So however many are served at once, a consumer does not miss
+that it has become the first, or one of the two behind the first, which replace dead consumers before them. When one
+message comes to fifty idle consumers, four wake up: the first of the wait queue, which alone watches the queues, and
+the three behind it.
 
 What happens at each failure:
 
 * The first one dies, or is frozen. Those behind it look after a while, and see the same consumer first and work
-  waiting. They look once more when their patience is over, and evict it (``process/line_member.py``). If it was only
-  slow, it finds that its demand has ended, and joins again; if it serves meanwhile, one of the two transactions
+  waiting. They look once more when their patience is over, and evict it (``process/combiner_client.py``). If it was
+  only slow, it finds that its demand has ended, and joins again; if it serves meanwhile, one of the two transactions
   conflicts.
 * A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They are released with
   the others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
@@ -44,7 +45,7 @@ What happens at each failure:
   serve conflicts, and then drops the demand and releases what is leased in its block.
 * The answer to a serve is lost: its retry reads how the demands stand. Those that were granted messages no longer wait.
 
-The patience of the waiters is stored in the line as well, in ``("served", line)``: each service writes its own
+The patience of the waiters is stored in the wait queue as well, in ``("served", name)``: each service writes its own
 estimate, each eviction doubles the last one. So where services take long, no consumer has to learn that by itself.
 
 Safety depends on no clock and no process, only speed does: several consumers that each believe they are first are
@@ -70,28 +71,29 @@ from kombu_fdb.store.protocol import KeyValue, Watch
 WAITING, GRANTED, ENDED = b"W", b"G", b"E"
 #: The highest number that a lease may have in its session.
 MOST_LEASES = 2**62
-#: How many rows of its line the first consumer sees, and how many rows right before it any other consumer watches.
+#: How many rows of its wait queue the first consumer sees, and how many rows right before it any other consumer
+#: watches.
 SEEN, NEAR = 64, 3
-#: What a demand's row in the line holds: session, number of its first lease, how many messages.
+#: What a demand's row in the wait queue holds: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
-#: What the row of a line's last service holds: the session, and for how many ms the others are patient.
+#: What the row of a wait queue's last service holds: the session, and for how many ms the others are patient.
 _SESSION, _MS = 16, struct.Struct(">I")
-#: Follows a stamp in the line's keys, where messages have their number within the transaction.
+#: Follows a stamp in the wait queue's keys, where messages have their number within the transaction.
 _ALONE = b"\x00\x00"
 
 
-#: Those that wait in a line, in its order: the keys of their rows, and their demands. What can't be read is left out.
+#: Those that wait, in order: the keys of their rows, and their demands. What can't be read is left out.
 Waiting = dict[bytes, Demand]
 
 
 class Standing(NamedTuple):
-    """How a demand stands in its line, as a look has found it.
+    """How a demand stands in its wait queue, as a look has found it.
 
-    ``stands``: W, G or E. ``first``: the key of the line's first row. ``waiting``: the line, as far as it was read;
-    only the first consumer reads it. ``server``: the session that served the line last. ``behind``: how many stand
-    before it: 0 for the first, 1 for the next, 2 and 3 for the two after that; None for all others. ``patience_s``: how
-    long the first may do nothing while there is work; 0.0 if no service has written it.
+    ``stands``: W, G or E. ``first``: the key of the wait queue's first row. ``waiting``: the wait queue, as far as it
+    was read; only the first consumer reads it. ``server``: the session that served the wait queue last. ``behind``: how
+    many stand before it: 0 for the first, 1 for the next, 2 and 3 for the two after that; None for all others.
+    ``patience_s``: how long the first may do nothing while there is work; 0.0 if no service has written it.
     """
 
     stands: bytes
@@ -120,7 +122,7 @@ STANDS_GRANTED = Standing(GRANTED, b"", {}, b"", [])
 
 
 def name(queues: Sequence[str]) -> bytes:
-    """The name of the line of the consumers of exactly these queues. Each claim needs it."""
+    """The name of the wait queue of the consumers of exactly these queues. Each claim needs it."""
     return _digest(tuple(sorted(queues)))
 
 
@@ -133,26 +135,26 @@ def _digest(queues: tuple[str, ...]) -> bytes:
     return digest.digest()
 
 
-def first_range(work: Work, line: bytes) -> tuple[bytes, bytes, int]:
+def first_range(work: Work, wait_queue: bytes) -> tuple[bytes, bytes, int]:
     """Where the first consumer stands, if there is one: a range and how many rows of it."""
-    return (*range_of(work.keys.line(line)), 1)
+    return (*range_of(work.keys.wait_queue(wait_queue)), 1)
 
 
 def join(work: Work, demand: Demand, over: Iterable[int]) -> None:
-    """Wait in the line. ``over``: the first leases of the session's earlier demands, which are cleared."""
+    """Wait. ``over``: the first leases of the session's earlier demands, which are cleared."""
     for first in over:
         work.tr.clear(work.keys.demand(demand.session, first))
     value = _DEMAND.pack(demand.session, demand.first, demand.want)
-    work.tr.set_versionstamped_key(work.keys.line(demand.line), _ALONE, value)
-    _stand(work, demand, WAITING, demand.line)
+    work.tr.set_versionstamped_key(work.keys.wait_queue(demand.wait_queue), _ALONE, value)
+    _stand(work, demand, WAITING, demand.wait_queue)
 
 
 def look(work: Work, demand: Demand) -> Standing:
     """How the demand stands; if it waits and is not the first, watch for a change of that. Two round trips."""
     keys = work.keys
-    own, served = keys.demand(demand.session, demand.first), keys.served(demand.line)
-    begin, end, _ = in_line = first_range(work, demand.line)
-    asked = [(own, own + b"\x00", 1), (served, served + b"\x00", 1), in_line]
+    own, served = keys.demand(demand.session, demand.first), keys.served(demand.wait_queue)
+    begin, end, _ = in_wait_queue = first_range(work, demand.wait_queue)
+    asked = [(own, own + b"\x00", 1), (served, served + b"\x00", 1), in_wait_queue]
     found = work.tr.get_ranges(asked, snapshot=True)
     value, service = (rows[0][1] if rows else b"" for rows in found[:2])
     server, patience_s = service[:_SESSION], _seconds(service[_SESSION:])
@@ -161,7 +163,7 @@ def look(work: Work, demand: Demand) -> Standing:
     if row is None:
         return Standing(GRANTED if value[:1] == GRANTED else ENDED, first, {}, server, [])
     if row == first:
-        waiting = waiting_in(demand.line, work.tr.get_range(begin, end, limit=SEEN, snapshot=True))
+        waiting = waiting_in(demand.wait_queue, work.tr.get_range(begin, end, limit=SEEN, snapshot=True))
         if waiting.get(row) != demand:  # damaged: it would be the first forever, and serve none
             return Standing(ENDED, first, {}, server, [])
         return Standing(WAITING, first, waiting, server, [], 0, patience_s)
@@ -169,7 +171,7 @@ def look(work: Work, demand: Demand) -> Standing:
     if not here or here[0][0] != row:
         return Standing(ENDED, first, {}, server, [])
     behind = next((number for number, (key, _) in enumerate(here) if key == first), None)
-    watched = [demand, *waiting_in(demand.line, here[1:]).values()]
+    watched = [demand, *waiting_in(demand.wait_queue, here[1:]).values()]
     watches = [work.tr.watch(keys.demand(each.session, each.first)) for each in watched]
     return Standing(WAITING, first, {}, server, watches, behind, patience_s)
 
@@ -194,20 +196,20 @@ def drop(work: Work, session_id: SessionId, first: int) -> None:
     work.tr.clear(key)
 
 
-def evict(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
+def evict(work: Work, wait_queue: bytes, row: bytes, patience_s: float) -> None:
     """End the wait of the consumer at this row. ``patience_s``: how long the others are patient from now on."""
     value = work.tr.get(row)
     if value is None:
         return
-    server = (work.tr.get(work.keys.served(line), snapshot=True) or b"")[:_SESSION]
-    work.tr.set(work.keys.served(line), server.ljust(_SESSION, b"\x00") + _MS.pack(round(1000 * patience_s)))
+    server = (work.tr.get(work.keys.served(wait_queue), snapshot=True) or b"")[:_SESSION]
+    work.tr.set(work.keys.served(wait_queue), server.ljust(_SESSION, b"\x00") + _MS.pack(round(1000 * patience_s)))
     work.tr.clear(row)
-    for demand in waiting_in(line, [(row, value)]).values():
+    for demand in waiting_in(wait_queue, [(row, value)]).values():
         end(work, demand.session, demand.first)
 
 
 def waits(work: Work, row: bytes, demand: Demand, stands: bytes | None) -> bool:
-    """Whether the demand in this row of the line is still to be served."""
+    """Whether the demand in this row of the wait queue is still to be served."""
     return _waits_at(work, demand, stands or b"") == row
 
 
@@ -223,8 +225,8 @@ def grant(work: Work, row: bytes, demand: Demand, timeouts: Mapping[str, int]) -
 
 
 def served(work: Work, demand: Demand, patience_s: float) -> None:
-    """Note that the demand's owner has served the line."""
-    work.tr.set(work.keys.served(demand.line), demand.session + _MS.pack(round(1000 * patience_s)))
+    """Note that the demand's owner has served the wait queue."""
+    work.tr.set(work.keys.served(demand.wait_queue), demand.session + _MS.pack(round(1000 * patience_s)))
 
 
 def granted(value: bytes) -> dict[str, int] | None:
@@ -256,31 +258,31 @@ def _stand(work: Work, demand: Demand, how: bytes, more: bytes) -> None:
 
 
 def _waits_at(work: Work, demand: Demand, value: bytes) -> bytes | None:
-    """The demand's row in its line; None if it does not wait there."""
-    return _row_of(work, value) if value[_STAMP.stop :] == demand.line else None
+    """The demand's row in its wait queue; None if it does not wait there."""
+    return _row_of(work, value) if value[_STAMP.stop :] == demand.wait_queue else None
 
 
 def _row_of(work: Work, value: bytes) -> bytes | None:
-    """The row in the line of a waiting demand, from how it stands."""
-    stamp, line = value[_STAMP], value[_STAMP.stop :]
+    """The row in the wait queue of a waiting demand, from how it stands."""
+    stamp, wait_queue = value[_STAMP], value[_STAMP.stop :]
     if value[:1] != WAITING or len(stamp) != _STAMP.stop - _STAMP.start:
         return None
-    return work.keys.line(line) + stamp + _ALONE
+    return work.keys.wait_queue(wait_queue) + stamp + _ALONE
 
 
-def waiting_in(line: bytes, rows: Iterable[KeyValue]) -> Waiting:
+def waiting_in(wait_queue: bytes, rows: Iterable[KeyValue]) -> Waiting:
     """Those that wait in these rows."""
-    return {key: demand for key, value in rows if (demand := _decode(line, value)) is not None}
+    return {key: demand for key, value in rows if (demand := _decode(wait_queue, value)) is not None}
 
 
-def _decode(line: bytes, value: bytes) -> Demand | None:
+def _decode(wait_queue: bytes, value: bytes) -> Demand | None:
     """The demand; None if it can't be read."""
     if len(value) != _DEMAND.size:
         return None
     session_id, first, want = _DEMAND.unpack(value)
     if first > MOST_LEASES or not 0 < want <= LEASES_PER_CLAIM:
         return None
-    return Demand(line, SessionId(session_id), first, want)
+    return Demand(wait_queue, SessionId(session_id), first, want)
 
 
 def _seconds(value: bytes) -> float:

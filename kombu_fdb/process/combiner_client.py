@@ -1,17 +1,18 @@
-"""A consumer's standing among its rivals: alone, or in a line with them (``engine/scheduling/line.py``).
+"""A consumer among its competitors: alone, or in a wait queue with them (``engine/scheduling/wait_queue.py``).
 
 Model. For each set of queues a consumer is
 
 * *alone*: it claims directly. On a store whose writers take turns, every consumer does.
-* *contested*: a rival's claim was faster than one of its own, or rivals stand in the line. It *joins* the line whenever
-  it has room, before it knows whether there is work: its demand stays there while it is idle, too. In the line it
-  *waits*, or is the *first*; only the first consumer looks at the queues, watches their bells and claims. It is alone
-  again when it has served :data:`LONELY` times while no other consumer was in the line, or served it in between.
+* *contested*: a competing claim was faster than one of its own, or others are in the wait queue. It *joins* the wait
+  queue whenever it has room, before it knows whether there is work: its demand stays there while it is idle, too. In
+  the wait queue it *waits*, or is the *first*; only the first consumer looks at the queues, watches their bells and
+  claims. It is alone again when it has served :data:`LONELY` times while no other consumer was in the wait queue, or
+  served it in between.
 
-A consumer that will stay for long *suspects* rivals at first, and counts as alone when it has served the line once.
-Otherwise, when a deployment starts, the first claims of all its workers would conflict with each other.
+A consumer that will stay for long *suspects* others at first, and counts as alone when it has served the wait queue
+once. Otherwise, when a deployment starts, the first claims of all its workers would conflict with each other.
 
-Its owner, one thread, calls :meth:`LineMember.attend` at each of its turns. A member never sleeps; it says when it
+Its owner, one thread, calls :meth:`CombinerClient.attend` at each of its turns. A client never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
 
 What happens at each failure: waiting consumers also look without being woken: the one right behind the first at least
@@ -19,7 +20,7 @@ twice a second. It is woken when it gets that place. A consumer that twice sees 
 times and its patience over in between, evicts that consumer and looks again. The consumers of one connection share what
 they have seen. If the first two consumers are dead, the third one does so. A consumer that was evicted, or whose claim
 was given up (``client_session.py``), finds that out at its next look and joins anew. An owner that ends leaves the
-line, or abandons its demand, which the duties thread then ends.
+wait queue, or abandons its demand, which the duties thread then ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.client_session import ClientSession
@@ -41,8 +42,8 @@ LONELY = 16
 #: the same time. Where a service takes longer, because the machine is busy or the messages are large, all are more
 #: patient: :data:`PATIENT` times what a service takes up to its commit, or what the server's last one took in all if
 #: that is longer; and twice as long after each eviction. Otherwise consumers would evict each other while they work.
-#: The patience is stored in the line, so no consumer has to learn it by itself. It shrinks slowly: otherwise, where
-#: quick and slow services alternate, the slow ones would all be in vain. Each service leaves at least the part
+#: The patience is stored in the wait queue, so no consumer has to learn it by itself. It shrinks slowly: otherwise,
+#: where quick and slow services alternate, the slow ones would all be in vain. Each service leaves at least the part
 #: :data:`LEFT` of it, so it takes fourteen services from the most to the least.
 PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
@@ -60,13 +61,13 @@ SELDOM_S = 4.0
 SPARED = 1.25
 #: How much longer each next look may take to come.
 GROWTH = 2.0
-#: How many lines are remembered as contested.
-MOST_LINES = 100
+#: How many wait queues are remembered as contested.
+MOST_WAIT_QUEUES = 100
 
 
 @dataclass(slots=True)
 class FirstWaiter:
-    """The first one of a line, as the consumers of one connection see it. ``row``: its key.
+    """The first one of a wait queue, as the consumers of one connection see it. ``row``: its key.
 
     ``work_s``: since when it was seen there with work waiting. ``ask_at``: when a consumer far behind looks for work
     again.
@@ -78,40 +79,40 @@ class FirstWaiter:
 
 
 class Contention:
-    """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
+    """Which wait queues are contested, as one connection knows it. Thread-safe; a wrong guess costs time."""
 
     def __init__(self) -> None:
-        #: For each line, how often no other consumer was seen there.
+        #: For each wait queue, how often no other consumer was seen there.
         self._contested: dict[bytes, int] = {}
-        #: How long the last service took, in any line. This and the next belong to no single client: each waiting
+        #: How long the last service took, in any wait queue. This and the next belong to no single client: each waiting
         #: ``take`` has its own client, and those that don't wait for long would evict none.
         self.service_s = 0.0
         self._firsts: dict[bytes, FirstWaiter] = {}
 
     @property
     def known(self) -> bool:
-        """Whether any line is contested."""
+        """Whether any wait queue is contested."""
         return bool(self._contested)
 
     def is_contested(self, queues: Iterable[str]) -> bool:
-        return bool(self._contested) and line.name([*queues]) in self._contested
+        return bool(self._contested) and wait_queue.name([*queues]) in self._contested
 
     def contest(self, queues: Iterable[str]) -> None:
-        """Note that a rival was faster."""
-        self._note(line.name([*queues]), 0)
+        """Note that a competing consumer was faster."""
+        self._note(wait_queue.name([*queues]), 0)
 
     def suspect(self, queues: Iterable[str]) -> None:
-        """Note that there may be rivals: stand in the line once, to see whether another consumer does."""
-        self._note(line.name([*queues]), LONELY - 1)
+        """Note that others may compete: stand in the wait queue once, to see whether another consumer does."""
+        self._note(wait_queue.name([*queues]), LONELY - 1)
 
     def first_of(self, name: bytes) -> FirstWaiter:
-        """The consumer seen as the first of this line."""
-        if len(self._firsts) > MOST_LINES:
+        """The consumer seen as the first of this wait queue."""
+        if len(self._firsts) > MOST_WAIT_QUEUES:
             self._firsts.clear()
         return self._firsts.setdefault(name, FirstWaiter())
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
-        """Note that the first consumer has served the line, with or without a sign of another consumer."""
+        """Note that the first consumer has served the wait queue, with or without a sign of another consumer."""
         self.service_s = took_s
         times = self._contested.get(name, 0) + 1 if alone else 0
         if times < LONELY:
@@ -120,17 +121,17 @@ class Contention:
             self.end(name)
 
     def end(self, name: bytes) -> None:
-        """Note that there is no use in this line."""
+        """Note that there is no use in this wait queue."""
         self._contested.pop(name, None)
 
     def _note(self, name: bytes, times: int) -> None:
-        if len(self._contested) >= MOST_LINES:
+        if len(self._contested) >= MOST_WAIT_QUEUES:
             self._contested.clear()
         self._contested[name] = times
 
 
-class LineMember:
-    """An owner's place in one line at a time. For one thread; ``ring`` and :meth:`abandon` may be called from any."""
+class CombinerClient:
+    """An owner's place in one wait queue at a time. For one thread; any may call ``ring`` and :meth:`abandon`."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class LineMember:
     ) -> None:
         """``clock``: seconds since any moment. ``longest_s``: between two looks at most.
 
-        ``into``: its owner's list, where its moves put what it gets in the line.
+        ``into``: its owner's list, where its moves put what it gets in the wait queue.
         """
         self.contention = contention
         self._into = into
@@ -168,15 +169,15 @@ class LineMember:
         #: itself.
         self._is_near = self._has_to_ask = False
         self._pause_s = PATIENCE_S
-        #: The line as seen when this became the first; after its first service that found nothing, only itself.
-        self._waiting: line.Waiting | None = None
+        #: The wait queue as seen when this became the first; after its first service that found nothing, only itself.
+        self._waiting: wait_queue.Waiting | None = None
         self._server = b""
         self._has_just_joined = True
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
     @property
-    def in_line(self) -> bool:
+    def in_wait_queue(self) -> bool:
         return self._demand is not None
 
     @property
@@ -185,7 +186,7 @@ class LineMember:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queues in whose line it stands."""
+        """The queues in whose wait queue it stands."""
         return self._queues if self._demand is not None else ()
 
     @property
@@ -211,7 +212,7 @@ class LineMember:
         self.belong_to(session)
         self._reset()
         self._queues = tuple(queues)
-        self._demand = demand = session.demand(line.name(queues), want)
+        self._demand = demand = session.demand(wait_queue.name(queues), want)
         try:
             session.join(demand, self._queues, acks, self._into)
         except BaseException:
@@ -247,7 +248,7 @@ class LineMember:
             self._wait(engine, demand, standing, timed)
         return self.is_first and not was_first
 
-    def _lead(self, standing: line.Standing) -> None:
+    def _lead(self, standing: wait_queue.Standing) -> None:
         """Note that it is the first; its next service includes the consumers that it has just seen."""
         if self._waiting is None or len(standing.waiting) > 1:
             self._waiting = standing.waiting
@@ -255,12 +256,12 @@ class LineMember:
         self._is_near = self._has_to_ask = False
         self._due_s = self._clock() + self._longest_s
 
-    def _wait(self, engine: Engine, demand: Demand, standing: line.Standing, timed: bool) -> None:
+    def _wait(self, engine: Engine, demand: Demand, standing: wait_queue.Standing, timed: bool) -> None:
         """``timed``: it looks because its pause is over, not because it was woken."""
         now = self._clock()
         self._waiting = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
-        first = self.contention.first_of(demand.line)
+        first = self.contention.first_of(demand.wait_queue)
         asks = standing.behind is not None or first.work_s is not None or now >= first.ask_at
         is_back, self._has_just_joined = self._has_just_joined and standing.first == first.row, False
         if standing.first != first.row:
@@ -298,13 +299,13 @@ class LineMember:
         self._ring()
 
     def look_again(self) -> None:
-        """Have the next turn look at the line, and ask for work: a bell may have rung for a first one that is dead."""
+        """Have the next turn look, and ask for work: a bell may have rung for a first one that is dead."""
         self._due_s, self._has_to_ask = 0.0, True
 
     def is_spared(self) -> None:
         """Put off the next look: the owner has read the keys of :meth:`watched`, and none has changed.
 
-        Those right behind the first look at the line itself, to replace it in time if it dies.
+        Those right behind the first look at the wait queue itself, to replace it in time if it dies.
         """
         if not (self._is_near or self._has_to_ask):
             self._due_s = max(self._due_s, self._clock() + self._longest_s * SPARED)
@@ -315,10 +316,10 @@ class LineMember:
         return [] if demand is None else [keys.demand(demand.session, demand.first), *map(keys.bell, self._queues)]
 
     def serve(self, queues: Sequence[str]) -> Collection[str]:
-        """As the first one, claim from ``queues`` for all in the line.
+        """As the first one, claim from ``queues`` for all in the wait queue.
 
-        Returns those of them that have a single active consumer: if there is one, it leaves the line, and has to claim
-        for itself. Raises what ``ClientSession.claim`` raises.
+        Returns those of them that have a single active consumer: if there is one, it leaves the wait queue, and has to
+        claim for itself. Raises what ``ClientSession.claim`` raises.
         """
         waiting, demand = self._waiting, self._demand
         if waiting is None or demand is None:
@@ -333,21 +334,21 @@ class LineMember:
         served = self._of().serve(demand, queues, waiting, patience)
         if served.single:
             self.leave()
-            self.contention.end(demand.line)
+            self.contention.end(demand.wait_queue)
         elif served.ended:
             self._waiting, self._rung = None, True  # the next look finds out how
         elif served.deliveries:
             alone = len(waiting) == 1 and self._server == demand.session
-            self.contention.served(demand.line, alone=alone, took_s=self._clock() - began_s)
+            self.contention.served(demand.wait_queue, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
             # Nothing is there, and what comes next is usually a single message. It is claimed without a look at the
-            # line; the next service sees which consumers have joined meanwhile.
+            # wait queue; the next service sees which consumers have joined meanwhile.
             self._waiting = {row: each for row, each in waiting.items() if each == demand}
         return served.single
 
     def leave(self) -> None:
-        """Leave the line, with what was granted before. Raises what ``ClientSession.claim`` raises."""
+        """Leave the wait queue, with what was granted before. Raises what ``ClientSession.claim`` raises."""
         demand = self._demand
         if demand is not None:
             self._disarm()
@@ -355,7 +356,7 @@ class LineMember:
             self._end(demand)
 
     def abandon(self) -> None:
-        """Have the duties thread leave the line and release what was granted. Never blocks; for finalizers, too."""
+        """Have the duties thread leave, and release what was granted. Never blocks; for finalizers, too."""
         self._abandoned = True  # first: a join that has not ended yet sees it
         demand, session = self._demand, self._session
         if demand is not None and session is not None:

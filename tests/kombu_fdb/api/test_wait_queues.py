@@ -1,4 +1,4 @@
-"""Takers who stand in a line of rivals (``line_member.py``): what they leave, and what they must not miss."""
+"""Takers who stand in a wait queue (``combiner_client.py``): what they leave, and what they must not miss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kit.processes import until
 
 from kombu_fdb import Broker
 from kombu_fdb.api import consumer
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.model import Demand
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
@@ -42,10 +42,10 @@ def process() -> Iterator[Processes]:
             client.close()
 
 
-def member(broker: Broker) -> int:
+def combiner(broker: Broker) -> int:
     """How many rows there are in lines."""
     engine = broker.connection.engine
-    return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_lines)))
+    return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_wait_queues)))
 
 
 def demands(broker: Broker) -> int:
@@ -62,7 +62,7 @@ def test_takes_leave_no_rows(process: Processes) -> None:
         assert job is not None
         job.ack()
         assert queue.take(timeout=0.001) is None
-    until(lambda: member(broker) == 0)
+    until(lambda: combiner(broker) == 0)
     assert demands(broker) <= 2, "the last ones go with the next, or with the session"
 
 
@@ -73,16 +73,16 @@ def test_any_number_may_be_asked_for(process: Processes) -> None:
     assert [job.payload for job in jobs] == [b"a", b"b"]
 
 
-def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more(
+def test_who_waits_in_the_wait_queue_is_served_there_when_it_is_not_contested_any_more(
     process: Processes, threads: ThreadPoolExecutor
 ) -> None:
     """Another thread of its connection has found no rival there."""
     theirs, ours = process(), process()
     first = theirs.connection.engine
-    demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
+    demand = Demand(wait_queue.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
     first.messages.join(demand)
     taken = threads.submit(ours.queue("q").take, PATIENCE_S)
-    until(lambda: member(ours) == 2)
+    until(lambda: combiner(ours) == 2)
     ours.connection.contention._contested.clear()
     ours.queue("q").put_many(["a", "b"])
     sight, _ = first.messages.look(demand)
@@ -98,11 +98,11 @@ def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
 ) -> None:
     broker = process()
     first = broker.connection.engine
-    first.messages.join(Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1))
+    first.messages.join(Demand(wait_queue.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1))
     monkeypatch.setattr(consumer, "Bell", InterruptedBell)
     with pytest.raises(KeyboardInterrupt):
         broker.queue("q").take(timeout=PATIENCE_S)
-    until(lambda: member(broker) == 1)
+    until(lambda: combiner(broker) == 1)
 
 
 class InterruptedBell(Bell):
@@ -113,11 +113,11 @@ class InterruptedBell(Bell):
 def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, ours = process(), process()
     first = theirs.connection.engine
-    demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
+    demand = Demand(wait_queue.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
     first.messages.join(demand)
 
     def grant_and_end(take: consumer.Take, bell: Bell, _stopped: object) -> bool:
-        if member(ours) < 2:
+        if combiner(ours) < 2:
             consumer.disarm(take.arm(bell.ring))
             return True
         theirs.queue("q").put_many(["a", "b"])

@@ -1,7 +1,7 @@
-"""One row of a line of rivals is damaged, in its key or its value: those who wait go on, and get what comes.
+"""One row of a wait queue of rivals is damaged, in its key or its value: those who wait go on, and get what comes.
 
 The oracle. Looks, services, depositions, recoveries and the end of a session raise nothing but ``SessionLost``, and
-a consumer that stands in the line, and evicts a first one that does not serve, is served.
+a consumer that stands in the wait queue, and evicts a first one that does not serve, is served.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
+from kit.conformance.wait_queues import Rival
 from store_rows import damage, telling
 
-from kombu_fdb.engine.scheduling.line import ENDED, GRANTED
+from kombu_fdb.engine.scheduling.wait_queue import ENDED, GRANTED
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -21,7 +21,7 @@ SORTS = ("line", "demand", "served")
 MOST_TURNS = 40
 
 
-def test_a_damaged_row_of_a_line_stops_no_consumer(fuzz: Callable[..., None]) -> None:
+def test_a_damaged_row_of_a_wait_queue_stops_no_consumer(fuzz: Callable[..., None]) -> None:
     def target(rng: random.Random) -> None:
         bench, rivals = filled()
         row = rng.choice(rows_of(bench))
@@ -35,7 +35,7 @@ def test_a_damaged_row_of_a_line_stops_no_consumer(fuzz: Callable[..., None]) ->
 
 
 def filled() -> tuple[Bench, list[Rival]]:
-    """A line that has been served once."""
+    """A wait queue that has been served once."""
     bench = Bench(MemoryDatabase())
     rivals = [Rival(bench) for _ in range(4)]
     bench.put(b"a", b"b")

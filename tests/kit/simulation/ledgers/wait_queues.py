@@ -1,11 +1,11 @@
-"""Who waits in a line, and that only those are granted anything: the rows of ``engine/scheduling/line.py``."""
+"""Which consumers wait, and that only those are granted anything: the rows of ``engine/scheduling/wait_queue.py``."""
 
 from __future__ import annotations
 
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.scheduling.line import WAITING
+from kombu_fdb.engine.scheduling.wait_queue import WAITING
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import SessionId
@@ -14,12 +14,12 @@ from kombu_fdb.model import SessionId
 _Name = tuple[SessionId, int]
 
 
-class LineLedger:
+class WaitQueueLedger:
     """Of all lines."""
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
-        #: Those that wait, by how they stand; and those that have a row in a line.
+        #: Those that wait, by how they stand; and those that have a row in a wait queue.
         self._waiting: set[_Name] = set()
         self._standing: set[_Name] = set()
         #: Who waited before the commit that is looked at.
@@ -37,7 +37,7 @@ class LineLedger:
             self._leased.append(row)
 
     def note(self, tag: str, key: bytes, old: bytes | None, new: bytes | None) -> None:
-        """A row of a line, or of a demand, has changed."""
+        """A row of a wait queue, or of a demand, has changed."""
         if tag == "demand":
             _tag, session, first = self._keys.unpack(key)
             assert isinstance(session, bytes)
@@ -52,11 +52,11 @@ class LineLedger:
         """Raises ``Violation``."""
         if self._waiting != self._standing:
             who = self._waiting ^ self._standing
-            raise Violation("BOUNDED", f"{_shown(who)} waits in no line, or stands in one and does not wait")
+            raise Violation("BOUNDED", f"{_shown(who)} waits in no wait queue, or stands in one and does not wait")
         granted = [row for row in self._leased if author is not None and author.verb == "serve"]
         for row in granted:
             if not any(row.session == session and first <= row.number < _end(first) for session, first in self._before):
-                raise Violation("ONE-OWNER", f"{row} was granted, and no demand in the line waited for it")
+                raise Violation("ONE-OWNER", f"{row} was granted, and no demand in the wait queue waited for it")
         for session, first in self._before - self._waiting:
             got = any(row.session == session and first <= row.number < _end(first) for row in granted)
             if author is not None and author.verb == "serve" and not got and session in sessions:

@@ -1,21 +1,21 @@
-"""What stands in the rows of a line, at its edges; what a line does is in ``kit/conformance/lines.py``."""
+"""What stands in the rows of a wait queue, at its edges; what it does is in ``kit/conformance/wait_queues.py``."""
 
 from __future__ import annotations
 
 import struct
 
 import pytest
-from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
+from kit.conformance.wait_queues import Rival
 
-from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.model import Demand, SessionId
 
 
 def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
     """A row before all others. Returns its key."""
-    key = bench.engine.keys.line(line.name(["q"])) + bytes(12)
+    key = bench.engine.keys.wait_queue(wait_queue.name(["q"])) + bytes(12)
     bench.write(lambda tr: tr.set(key, struct.pack(">16sQI", session, first, want)))
     return key
 
@@ -24,8 +24,8 @@ def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
     ("first", "want", "readable"),
     [
         (0, 1, True),
-        (line.MOST_LEASES, 1, True),
-        (line.MOST_LEASES + 1, 1, False),
+        (wait_queue.MOST_LEASES, 1, True),
+        (wait_queue.MOST_LEASES + 1, 1, False),
         (1, 0, False),
         (1, LEASES_PER_CLAIM, True),
         (1, LEASES_PER_CLAIM + 1, False),
@@ -33,10 +33,10 @@ def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
 )
 def test_a_demand_asks_for_what_a_claim_may_have(bench: Bench, first: int, want: int, readable: bool) -> None:
     write(bench, b"s" * 16, first, want)
-    ((_, value),) = bench.engine.upkeep.rows(bench.engine.keys.all_lines)
-    name = line.name(["q"])
+    ((_, value),) = bench.engine.upkeep.rows(bench.engine.keys.all_wait_queues)
+    name = wait_queue.name(["q"])
     demand = Demand(name, SessionId(b"s" * 16), first, want)
-    assert line.waiting_in(name, [(b"key", value)]) == ({b"key": demand} if readable else {})
+    assert wait_queue.waiting_in(name, [(b"key", value)]) == ({b"key": demand} if readable else {})
 
 
 def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench: Bench) -> None:
@@ -47,12 +47,12 @@ def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench: Bench)
 
 
 def test_the_first_one_sees_the_first_of_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "SEEN", 3)
+    monkeypatch.setattr(wait_queue, "SEEN", 3)
     rivals = [Rival(bench) for _ in range(5)]
     assert [*rivals[0].look().waiting.values()] == [each.demand for each in rivals[:3]]
 
 
-def test_who_served_and_how_long_the_others_are_patient_stands_in_the_line(bench: Bench) -> None:
+def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue(bench: Bench) -> None:
     one, two, three = Rival(bench), Rival(bench), Rival(bench)
     assert (two.look().server, two.look().patience_s) == (b"", 0.0)
     bench.put(b"a")
@@ -67,12 +67,12 @@ def test_a_line_that_was_never_served_can_be_told_to_be_patient(bench: Bench) ->
     one, two = Rival(bench), Rival(bench)
     two.engine.messages.evict(two.demand, two.look().first, 0.75)
     assert (two.look().server, two.look().patience_s) == (bytes(16), 0.75)
-    assert one.look().stands == line.ENDED
+    assert one.look().stands == wait_queue.ENDED
 
 
 def test_a_service_that_is_damaged_says_nothing_of_patience(bench: Bench) -> None:
     one = Rival(bench)
-    key = bench.engine.keys.served(one.demand.line)
+    key = bench.engine.keys.served(one.demand.wait_queue)
     bench.write(lambda tr: tr.set(key, b"s" * 16 + b"\x00" * 5))
     assert (one.look().server, one.look().patience_s) == (b"s" * 16, 0.0)
 
@@ -90,11 +90,11 @@ def test_a_service_that_is_damaged_says_nothing_of_patience(bench: Bench) -> Non
     ],
 )
 def test_the_timeouts_of_what_was_granted(value: bytes, found: dict[str, int] | None) -> None:
-    assert line.granted(value) == found
+    assert wait_queue.granted(value) == found
 
 
-def test_the_name_of_a_line_is_that_of_its_queues_in_any_order() -> None:
-    assert line.name(["a", "b"]) == line.name(["b", "a"])
-    names = [line.name(each) for each in ([], ["a"], ["a", "b"], ["ab"], ["a", "a"], ["b"])]
+def test_the_name_of_a_wait_queue_is_that_of_its_queues_in_any_order() -> None:
+    assert wait_queue.name(["a", "b"]) == wait_queue.name(["b", "a"])
+    names = [wait_queue.name(each) for each in ([], ["a"], ["a", "b"], ["ab"], ["a", "a"], ["b"])]
     assert len(set(names)) == len(names)
     assert {len(each) for each in names} == {16}
