@@ -111,7 +111,7 @@ class Take:
     """What one thread or task takes, until when, and how it waits. One step at a time."""
 
     #: Its place in a wait queue, and what wakes it, from its first wait on.
-    _member: CombinerClient | None = None
+    _combiner: CombinerClient | None = None
     _ring: Callable[[], None] | None = None
     #: Where its queues are reported, for operators.
     _consumed: dict[object, Collection[str]] | None = None
@@ -158,8 +158,8 @@ class Take:
 
     def leave(self) -> list[Job]:
         """Leave the wait queue. Returns what was granted while the time ran out."""
-        member = self._member
-        return self._jobs(member.leave) if member is not None and member.in_wait_queue else []
+        combiner = self._combiner
+        return self._jobs(combiner.leave) if combiner is not None and combiner.in_wait_queue else []
 
     def _jobs(self, claim: Callable[[], object]) -> list[Job]:
         """Claim, and make jobs of what was found, which are dropped if the caller fails."""
@@ -192,10 +192,10 @@ class Take:
         return self._connection.contention.is_contested(self._queues)
 
     def _claim(self) -> None:
-        member = self._member
-        if member is not None and (member.in_wait_queue or self._is_contested):  # else the contention has ended
+        combiner = self._combiner
+        if combiner is not None and (combiner.in_wait_queue or self._is_contested):  # else the contention has ended
             with suppress(SessionLost):  # the next look uses another session
-                self._stand(member)
+                self._stand(combiner)
         else:
             self._claim_alone(gives_way=True)
 
@@ -214,15 +214,15 @@ class Take:
         except Outrun:
             connection.contention.contest(names)
 
-    def _stand(self, member: CombinerClient) -> None:
+    def _stand(self, combiner: CombinerClient) -> None:
         connection = self._connection
         session = connection.client.session()
-        member.belong_to(session)
-        if not member.in_wait_queue:
-            member.join(session, self._queues, self._limit, ())
-        member.attend(connection.engine)
-        if not self._found and member.is_first:
-            member.serve(self._in_turn)
+        combiner.belong_to(session)
+        if not combiner.in_wait_queue:
+            combiner.join(session, self._queues, self._limit, ())
+        combiner.attend(connection.engine)
+        if not self._found and combiner.is_first:
+            combiner.serve(self._in_turn)
 
     @property
     def _in_turn(self) -> list[str]:
@@ -244,16 +244,16 @@ class Take:
         connection, session = self._connection, self._connection.client.session()
         if self._consumed is None:
             self._begin(ring, session.consumed)
-        member = self._member
-        if member is not None and (member.in_wait_queue or self._is_contested) and not member.is_first:
-            return [] if member.in_wait_queue else None
+        combiner = self._combiner
+        if combiner is not None and (combiner.in_wait_queue or self._is_contested) and not combiner.is_first:
+            return [] if combiner.in_wait_queue else None
         consumers = dict.fromkeys(self._queues, connection.tag)
         return connection.engine.messages.arm(self._queues, session.session_id, consumers)
 
     def _begin(self, ring: Callable[[], None], consumed: dict[object, Collection[str]]) -> None:
         connection, options = self._connection, self._connection.options
         longest_s = min(options.poll_interval, options.operation_timeout)
-        self._member = CombinerClient(
+        self._combiner = CombinerClient(
             ring, connection.now_s, SystemRandom(), longest_s, connection.contention, self._found
         )
         self._consumed, self._ring = consumed, ring
@@ -262,8 +262,8 @@ class Take:
 
     def end(self) -> None:
         """Wait no more. Idempotent; never blocks."""
-        if self._member is not None:
-            self._member.abandon()
+        if self._combiner is not None:
+            self._combiner.abandon()
         if self._consumed is not None:
             self._consumed.pop(self, None)
         if self._ring is not None:
@@ -271,7 +271,7 @@ class Take:
 
     def shortest_s(self) -> float:
         """How long to sleep at most."""
-        next_look_s = None if self._member is None else self._member.next_look_s()
+        next_look_s = None if self._combiner is None else self._combiner.next_look_s()
         bound_s = min(max(self.left_s, 0.0), self._connection.options.poll_interval)
         return bound_s if next_look_s is None else min(bound_s, next_look_s)
 

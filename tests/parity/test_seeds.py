@@ -132,7 +132,7 @@ def test_fifottl_ttr_begins_anew_with_extend_and_ends_with_the_task(broker):
     tube = broker.queue("tube")
     tube.put("task", ttr=1000)
     job = tube.take(0)
-    timers = broker._client.overdue.timers
+    timers = broker._client.time_to_run.timers
     (before,) = timers.values()
     job.extend()
     (after,) = timers.values()

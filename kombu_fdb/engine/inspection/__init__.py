@@ -1,1 +1,1 @@
-"""Looking at messages one by one: browsing, pages, counts, by task; and changing one that was seen."""
+"""Looking at messages one by one: browsing, pages, counts, by task."""

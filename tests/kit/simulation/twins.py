@@ -269,7 +269,7 @@ TWINS: dict[str, Twin] = {
     "an ended lease frees no key": Twin("FAIR", "limits", *_without(Effects, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
     "claims of one limited key do not exclude each other": Twin(
-        "KEY-LIMIT", "", *_careless("_exclude_rivals", Allowances)
+        "KEY-LIMIT", "", *_careless("_exclude_others", Allowances)
     ),
     "a claim does not conflict with how its queues are worked on": Twin("KEY-LIMIT", "pauses", *_blind(claim, "_read")),
     "acks of who joins do not conflict with the first limit": Twin("FAIR", "", *_blind(claim, "control_keys")),
