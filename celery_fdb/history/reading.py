@@ -279,7 +279,7 @@ def runs_in(value: bytes | None, at: Iterable[int] | None = None) -> list[Run]:
 # -- active runs, counters ---------------------------------------------------------------------------------------------
 
 
-def active(tr: Transaction, keys: HistoryKeys, *, limit: int) -> list[tuple[bytes, Run]]:
+def active(tr: Transaction, keys: HistoryKeys, *, limit: int = 1_000) -> list[tuple[bytes, Run]]:
     """Active runs, each with the session of its worker."""
     rows = tr.get_range(*keys.all_active, limit=limit, snapshot=True)
     return [(session, run) for session, value in readable(rows, keys.split_active) for run in runs_in(value)]

@@ -71,7 +71,7 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
 from celery_fdb import brokers
-from celery_fdb.history.layout import RunGroup
+from celery_fdb.history.layout import RunGroup, pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Run, bounded
 from celery_fdb.history.store import ActiveKey, HistoryStore
@@ -276,6 +276,8 @@ class HistoryRequest:
     recorder: Recorder
     #: The key of this run's row of active runs, once the row is written or about to be.
     active_key: ActiveKey | None = None
+    #: The session under which the store has confirmed that row.
+    stored_under: bytes | None = None
     #: Whether the run has ended, whatever Celery says.
     recorded = False
     _runtime: float | None = None
@@ -415,8 +417,6 @@ class Recorder:
         self._unwritten: list[RunGroup] = []
         self._numbers = 0
         self._ended: list[ActiveKey] = []
-        #: Keys of runs that have not ended, whose rows may be written or not.
-        self._doubtful: set[ActiveKey] = set()
         self._opened = False
         self._wake = threading.Event()
         self._stopped = True
@@ -528,7 +528,7 @@ class Recorder:
             self._write_groups(store)  # of a flush that failed
             with self._lock:
                 noted, self._waiting, self._weight = self._waiting, [], 0
-            self._unwritten = store.packed([run for each in noted if (run := self._made(each)) is not None])
+            self._unwritten = pack_groups([run for each in noted if (run := self._made(each)) is not None])
             self._write_groups(store)
             self._write_activity(store, session)
         finally:
@@ -554,36 +554,30 @@ class Recorder:
         if not (begun or ended or untold):
             return
         runs = {number: run_of(facts_of(each, states.STARTED, 0, None), self.bounds) for number, each in begun.items()}
-        keys = {(session, number) for number in begun}
-        self._doubtful |= keys  # until it has answered; if it does not, they are written again under the same keys
         store.activity(session, runs, ended, dropped=untold)
         with self._lock:
             del self._ended[: len(ended)]
             self._untold -= untold
-        self._doubtful -= keys.union(ended)
+        for each in begun.values():
+            each.stored_under = session
 
     def _begun(self, running: Sequence[HistoryRequest], session: bytes) -> Iterator[tuple[int, HistoryRequest]]:
-        """The running requests without a row under the process's present session, each with its number.
+        """The running requests whose rows may not be stored under the process's session, each with its number.
+
+        A row that was written in vain, or perhaps, is written again under its key.
 
         A request gets its key before this asks whether it has ended. So either the code that notes its end sees the
         key and has the row cleared later, or this sees the end and writes no row.
         """
-        doubtful = self._doubtful
-        fresh = [
-            (key, each) for each in running if (key := each.active_key) is None or key[0] != session or key in doubtful
-        ]
-        for old, each in fresh[:MOST_BEGUN]:
-            key = old if old is not None and old[0] == session else self._new_key(each, session)
+        for each in [each for each in running if each.stored_under != session][:MOST_BEGUN]:
+            key = each.active_key
+            if key is None or key[0] != session:
+                if key is not None:
+                    self._ended.append(key)
+                self._numbers += 1
+                each.active_key = key = (session, self._numbers)
             if not each.recorded:
                 yield key[1], each
-
-    def _new_key(self, request: HistoryRequest, session: bytes) -> ActiveKey:
-        if request.active_key is not None:
-            self._doubtful.discard(request.active_key)
-            self._ended.append(request.active_key)
-        self._numbers += 1
-        request.active_key = key = (session, self._numbers)
-        return key
 
     # -- tidying up --------------------------------------------------------------------------------------------------
 

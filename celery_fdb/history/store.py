@@ -20,13 +20,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import wraps
 from itertools import accumulate, islice
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from celery_fdb.history import layout, reading
 from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup
 from celery_fdb.history.options import History
-from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
 from kombu_fdb.keyspace.layout import pack_int, pack_text
 from kombu_fdb.primitives.clock import Clock
@@ -132,7 +132,19 @@ def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> in
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _reading(verb: Callable[Concatenate[Transaction, HistoryKeys, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method of the store: the verb, in a transaction that only reads."""
+
+    @wraps(verb)
+    def method(self: HistoryStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._read(lambda tr: verb(tr, self.keys, *args, **kwargs))
+
+    return method
+
 
 #: Session, and the number that the worker gave the run.
 ActiveKey = tuple[bytes, int]
@@ -161,8 +173,6 @@ class HistoryStore:
         self._retry = Retry(database, clock, random.Random(), self.patience)
 
     # -- writing -----------------------------------------------------------------------------------------------------
-
-    packed = staticmethod(layout.pack_groups)
 
     def write(self, group: RunGroup, bounds: History) -> bool:
         """Store a group, once. Returns whether a segment was opened for it."""
@@ -251,45 +261,27 @@ class HistoryStore:
         """How many runs are in the history."""
         return sum(runs for _, runs in self._read(lambda tr: reading.segments(tr, self.keys)).values())
 
-    def page(self, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> tuple[list[Run], Cursor | None]:
-        """Runs that have ended, the newest first; see ``reading.py``."""
-        return self._read(lambda tr: reading.page(tr, self.keys, wanted, limit=limit, after=after))
+    page = _reading(reading.page)
+    segments = _reading(reading.newest_first)
+    workflows_in = _reading(reading.workflows_in)
+    active = _reading(reading.active)
+    holders = _reading(reading.holders)
+    _runs_of = _reading(reading.runs_of)
 
     def runs_of_task(self, task_id: str, *, limit: int = 100) -> list[Run]:
         """The newest runs of a task, in the order in which they began."""
-        return self._runs_of("id", task_id, limit)[0]
+        return self._runs_of("id", task_id, limit=limit)[0]
 
     def runs_of_workflow(self, root_id: str, *, limit: int = 500) -> list[Run]:
         """The newest runs of the tasks that a root led to, without its own, or of a group's tasks. Reads in parts."""
         runs: list[Run] = []
         behind: reading.Row | None = None
         for left in range(limit, 0, -reading.RUNS_AT_ONCE):
-            found, behind = self._runs_of("root", root_id, min(left, reading.RUNS_AT_ONCE), behind)
+            found, behind = self._runs_of("root", root_id, limit=min(left, reading.RUNS_AT_ONCE), behind=behind)
             runs = found + runs
             if behind is None:
                 break
         return runs
-
-    def _runs_of(
-        self, kind: str, id_: str, limit: int, behind: reading.Row | None = None
-    ) -> tuple[list[Run], reading.Row | None]:
-        return self._read(lambda tr: reading.runs_of(tr, self.keys, kind, id_, limit=limit, behind=behind))
-
-    def segments(self) -> list[int]:
-        """The segments' numbers, the newest first."""
-        return self._read(lambda tr: reading.newest_first(tr, self.keys))
-
-    def workflows_in(self, number: int, wanted: Wanted) -> tuple[list[tuple[int, str]], int]:
-        """Roots and groups of the runs in a segment; see ``reading.py``."""
-        return self._read(lambda tr: reading.workflows_in(tr, self.keys, number, wanted))
-
-    def active(self, *, limit: int = 1_000) -> list[tuple[bytes, Run]]:
-        """Runs that have not ended, each with the session of its worker."""
-        return self._read(lambda tr: reading.active(tr, self.keys, limit=limit))
-
-    def holders(self, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:
-        """The sessions that have active runs, in parts; see ``reading.py``."""
-        return self._read(lambda tr: reading.holders(tr, self.keys, limit=limit, cursor=cursor))
 
     def slots(self, length_s: int, begin_s: int, end_s: int) -> list[tuple[int, str, Counters]]:
         """Counters of the slots of this length that begin in ``begin_s <= t < end_s``, by task."""

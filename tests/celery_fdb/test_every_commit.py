@@ -16,7 +16,7 @@ from kit.whole.mortal import Killed, MortalDatabase
 
 from celery_fdb.history import layout as history_layout
 from celery_fdb.history import store as history_store
-from celery_fdb.history.layout import RunGroup
+from celery_fdb.history.layout import RunGroup, pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recorder import Recorder
@@ -88,7 +88,7 @@ class Stage:
                 results.add_part(returned(chord, place, LARGE))
         results.enlarge_chord("complete", size=0)
         for number in range(4 * PART):
-            for unwritten in self.history.packed([self.run(f"r{number}{each}") for each in range(3)]):
+            for unwritten in pack_groups([self.run(f"r{number}{each}") for each in range(3)]):
                 self.history.write(unwritten, BOUNDS)
         for session in (LIVE, DEAD):
             self.history.activity(session, {number: self.run(f"a{number}") for number in range(2 * PART + 1)})
@@ -191,8 +191,7 @@ VERBS: dict[str, Verb] = {
     "results.finishing": lambda _, of: of._write(of.finishing("complete")),
     "results.abandoned_chords": lambda stage, of: stage.later() and of.abandoned_chords(),
     "results.sweep": lambda stage, of: stage.later() and of.sweep(),
-    "history.packed": lambda stage, of: of.packed([stage.run("new")]),
-    "history.write": lambda stage, of: [of.write(each, BOUNDS) for each in of.packed([stage.run("new")])],
+    "history.write": lambda stage, of: [of.write(each, BOUNDS) for each in pack_groups([stage.run("new")])],
     "history.activity": lambda stage, of: of.activity(DEAD, {9: stage.run("new")}, [(LIVE, 0)]),
     "history.lose": lambda _, of: of.lose(DEAD, BOUNDS),
     "history.trim": lambda stage, of: of.trim(BOUNDS, parts=9, now_ms=stage.clock.wall_ms() + 2 * 86_400_000),

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from store_rows import mutated, replace, telling, write_all
 
 from celery_fdb.cli.doctor import check_history
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Run
@@ -82,7 +83,7 @@ def run(id_: str, **fields: object) -> Run:
 
 
 def keep(store: HistoryStore, *runs: Run) -> None:
-    for unwritten in store.packed(runs):
+    for unwritten in pack_groups(runs):
         store.write(unwritten, BOUNDS)
 
 
@@ -122,5 +123,5 @@ def go_on(broker: Broker, store: HistoryStore, *, is_counted: bool) -> None:
     store.lose(b"s" * 16, BOUNDS)
     store.trim(BOUNDS, parts=5, now_ms=time.time_ns() // 1_000_000)
     assert [each.id for each in store.runs_of_task("new")] == ["new"] or not is_counted
-    counted = look_at_tasks(broker, task="shop.pay")
-    assert sum(each.runs for each in counted.tasks) >= 2
+    counted = look_at_tasks(broker).tasks
+    assert sum(each.runs for each in counted if each.task == "shop.pay") >= 2

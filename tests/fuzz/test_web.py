@@ -22,6 +22,7 @@ pytest.importorskip("starlette", reason="the dashboard's libraries are not insta
 from starlette.testclient import TestClient
 from store_messages import NAMES, clear, fill, mutated
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run
 from celery_fdb.history.store import HistoryStore
@@ -95,7 +96,7 @@ def remember(broker: Broker, chance: random.Random) -> None:
     for _ in range(chance.randrange(4)):
         told = {name: chance.choice(["", *names]) for name in ("root", "parent", "group", "error", "key", "args")}
         run = Run(chance.choice(names), chance.choice(names), state=chance.choice(ENDED), end_ms=2**40, **told)
-        for unwritten in store.packed([run]):
+        for unwritten in pack_groups([run]):
             store.write(unwritten, History())
     if not chance.randrange(3):
         damage(broker, store, chance)

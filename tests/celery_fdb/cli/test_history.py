@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 from celery.states import FAILURE, STARTED, SUCCESS
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
@@ -28,7 +29,7 @@ def keep(history: HistoryStore, id_: str, ago_s: float = 0, **fields: Any) -> No
     now_ms = Clock().wall_ms()
     told: dict[str, Any] = {"task": "shop.pay", "queue": "q", "worker": "w@h", "state": SUCCESS, "runtime_s": 0.0125}
     told |= {"start_ms": now_ms - int(ago_s * 1000) - 10, "end_ms": now_ms - int(ago_s * 1000), **fields}
-    for unwritten in history.packed([Run(id_, **told)]):
+    for unwritten in pack_groups([Run(id_, **told)]):
         history.write(unwritten, History())
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from celery_fdb.cli import HOMES, fdb
 from celery_fdb.cli.terminal import table
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.views.runs import history_of
@@ -102,7 +103,7 @@ def shop(broker: Broker, url: str) -> None:
     ran = Run(
         ID, TASK, QUEUE, "celery@worker-in-europe-west", "FAILURE", now_ms - 9, now_ms, 0.009, key=KEY, error="no money"
     )
-    for unwritten in history.packed([ran]):
+    for unwritten in pack_groups([ran]):
         history.write(unwritten, History())
 
 

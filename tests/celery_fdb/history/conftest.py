@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery.states import SUCCESS
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
@@ -42,7 +43,7 @@ def keep(store: HistoryStore) -> Callable[..., None]:
     """Writes runs as a worker does."""
 
     def keep(*runs: Run, bounds: History = BOUNDS) -> None:
-        for unwritten in store.packed(runs):
+        for unwritten in pack_groups(runs):
             store.write(unwritten, bounds)
 
     return keep

@@ -9,7 +9,7 @@ import pytest
 from celery.states import FAILURE
 from kit.costs import Cost, CountingDatabase
 
-from celery_fdb.history.layout import SLOTS
+from celery_fdb.history.layout import SLOTS, pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import GROUPS_AT_ONCE, GROUPS_PER_PAGE, Wanted
 from celery_fdb.history.run import Run
@@ -34,7 +34,7 @@ class Bench:
         return self.counted.total()
 
     def write(self, *runs: Run, bounds: History = LARGE) -> Cost:
-        (unwritten,) = self.store.packed(runs)
+        (unwritten,) = pack_groups(runs)
         return self.paid(lambda: self.store.write(unwritten, bounds))
 
 
@@ -77,7 +77,7 @@ def test_flushes_do_not_conflict(bench: Bench, run: Make) -> None:
     bench.write(run())
     one, two = (bench.counted.begin(timeout_s=5.0) for _ in range(2))
     for tr in (one, two):
-        (unwritten,) = bench.store.packed([run()])
+        (unwritten,) = pack_groups([run()])
         store.write(tr, bench.store.keys, unwritten, bounds=LARGE, now_ms=bench.clock.wall_ms())
     one.commit()
     two.commit()

@@ -9,7 +9,7 @@ import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
 from celery_fdb.history import layout, reading
-from celery_fdb.history.layout import Counters
+from celery_fdb.history.layout import Counters, pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
@@ -111,7 +111,7 @@ def test_the_newest_of_very_many_runs_of_a_task(store: HistoryStore, keep: Keep,
 
 
 def test_a_group_of_which_the_answer_was_lost_is_counted_once(store: HistoryStore, run: Make, keep: Keep) -> None:
-    (unwritten,) = store.packed([run("t", task="a")])
+    (unwritten,) = pack_groups([run("t", task="a")])
     keep(run("before"))
     for _ in range(3):
         store.write(unwritten, History())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery.states import FAILURE, SUCCESS
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
@@ -45,7 +46,7 @@ def keep(broker: Broker, clock: ManualClock, span: Any, *at: tuple[float, dict[s
 def kept_runs(broker: Broker, clock: ManualClock, *runs: Run) -> None:
     store = HistoryStore(broker.database, broker.location.namespace, clock=clock)
     store.set_settings(History())
-    for unwritten in store.packed(runs):
+    for unwritten in pack_groups(runs):
         store.write(unwritten, History())
 
 

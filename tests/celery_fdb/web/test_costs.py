@@ -25,6 +25,7 @@ from kit.records import record_of
 
 from celery_fdb import brokers
 from celery_fdb.history import reading
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
@@ -154,7 +155,7 @@ def keep_runs(broker: Broker, number: int) -> None:
     now_ms = time.time_ns() // 1_000_000
     for each in range(number):
         run = Run(f"r{each}", "shop.pay", queue="q", state="SUCCESS", start_ms=now_ms - 9, end_ms=now_ms)
-        for unwritten in store.packed([run._replace(root="r0" if each else "")]):
+        for unwritten in pack_groups([run._replace(root="r0" if each else "")]):
             store.write(unwritten, History())
 
 

@@ -12,6 +12,7 @@ import pytest
 from celery import Celery
 from celery.states import FAILURE, RETRY, SUCCESS
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ACTIVE, Run
 from celery_fdb.history.store import HistoryStore
@@ -35,7 +36,7 @@ def keep(store: HistoryStore) -> Callable[..., None]:
     """Writes runs as a worker does."""
 
     def keep(*runs: Run) -> None:
-        for unwritten in store.packed(runs):
+        for unwritten in pack_groups(runs):
             store.write(unwritten, BOUNDS)
 
     return keep

@@ -14,6 +14,7 @@ import pytest
 from kit.browser import NARROW, Window
 from kit.processes import until
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
@@ -62,7 +63,7 @@ def fill(broker: Broker) -> None:
     texts = {"queue": NAME, "worker": ERROR, "key": NAME, "error_class": ERROR, "error": ERROR, "traceback": ERROR}
     run = Run("r1", ERROR[:200], state="FAILURE", start_ms=now_ms, end_ms=now_ms, args=ERROR, kwargs=ERROR, **texts)
     child = run._replace(id="r2", root="r1", parent="r1", group=SCRIPTS[1], followers=(("r3", ERROR[:200]),))
-    for unwritten in store.packed([run, child]):
+    for unwritten in pack_groups([run, child]):
         store.write(unwritten, History())
     entry = EntryReport(NAME, ERROR[:400], ERROR[:400], NAME, now_ms, now_ms, 1, now_ms, 60.0)
     schedule_of(broker).report([entry, entry._replace(name=SCRIPTS[1], reported_ms=1)])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from celery.states import FAILURE, SUCCESS
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
@@ -322,7 +323,7 @@ async def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broke
     client = Client(dashboard(url, anonymous=True, interval_s=0.2))
     assert await client.begin() == 200
     await client.event("look")
-    for unwritten in store.packed([Run("a", "t", state=FAILURE), Run("b", "t", state=SUCCESS)]):
+    for unwritten in pack_groups([Run("a", "t", state=FAILURE), Run("b", "t", state=SUCCESS)]):
         store.write(unwritten, History())
     while (await client.event("look"))["summary"]["failures"] != 0.5:
         pass

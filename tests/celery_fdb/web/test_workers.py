@@ -17,6 +17,7 @@ from celery.app.control import Inspect
 from celery.schedules import crontab, schedule
 from kombu.exceptions import ContentDisallowed, OperationalError
 
+from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
@@ -280,7 +281,7 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
     store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     store.set_settings(History())
     began = int(NOW.timestamp() * 1000) - 60_000
-    for unwritten in store.packed([Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5)]):
+    for unwritten in pack_groups([Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5)]):
         store.write(unwritten, History())
     rows = {each["name"]: each for each in rows_of(app, broker, NOW)}
     assert rows["often"]["following"] == [NOW + timedelta(seconds=240 + 300 * number) for number in range(3)]
