@@ -18,6 +18,7 @@ import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 from kit.order import spread
 from kit.processes import until
 
@@ -27,7 +28,6 @@ from kombu_fdb.process.client import Client, close_clients
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.stores import MemoryStores
 
 assert celery.app.builtins
@@ -103,7 +103,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     """On a memory store; what a test leaves is counted, and is in one place."""
-    bench = Bench(MemoryDatabase(), task_ids=True)
+    bench = Bench(FaultyDatabase(), task_ids=True)
     yield bench
     bench.check()
 

@@ -1,4 +1,4 @@
-"""FoundationDB's transactions in memory: the same conflicts, stamps, limits and failures, deterministic and fast.
+"""FoundationDB's transactions in memory: the same conflicts, stamps and limits, deterministic and fast.
 
 Model. The committed state is a :class:`VersionedMap` and a log of what each
 commit wrote. A transaction takes its read version at its first read, keeps its writes to itself, and remembers what it
@@ -8,33 +8,25 @@ read serializably. Its commit
 2. replays its mutations in order on the newest state under a new version, which is also its versionstamp;
 3. fires the watches of the keys it changed.
 
-A commit whose caller gave up waiting (``Fault.COMMIT_LATE``) does all of that up to
-:data:`~kombu_fdb.testing.faults.LATEST_LANDING_S` later, against the read version it was sent with, or never: other
-transactions begin and commit in between. Some land where it hurts most: behind the reads of the next transaction, and
-before its commit.
-
 Versions run at a million per second of the clock, whatever the load, as FoundationDB's do. Nothing here starts a
-thread: watches are fired by the thread that commits. With a ``ManualClock`` and a seeded ``rng`` a run can be repeated
-exactly. A lock guards the state all the same, for the tests that do use threads.
+thread: watches are fired by the thread that commits. With a ``ManualClock``, a run can be repeated exactly. A lock
+guards the state all the same, for the tests that do use threads.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
-import random
 import struct
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
+from kombu_fdb.errors import Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch, check_key, check_size, check_value
-from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 
 try:
     from sortedcontainers import SortedDict  # type: ignore[import-untyped]  # it has no stubs
@@ -227,19 +219,11 @@ class MemoryTransaction(Transaction):
         self._size = 0
         self._ended = False
         self._watches: list[Watch] = []
-        #: Whose it is; a simulation's note.
-        self.author: object = None
         self.read_version: int | None = None
         #: What it read serializably.
         self.keys_read: set[bytes] = set()
         self.ranges_read: list[Range] = []
         self.writes = OwnWrites()
-        #: Of a commit that was not answered: when it lands, or between the look and the commit of another, if that
-        #: comes first.
-        self.lands_s = math.inf
-        self.lands_after_a_look = False
-        #: Fired although the committer never got its answer.
-        self.lost_watches: list[Watch] = []
 
     @property
     def read_only(self) -> bool:
@@ -313,15 +297,7 @@ class MemoryTransaction(Transaction):
 
     def _before_read(self) -> None:
         self._check_alive()
-        match self._db.faults.next_at_read():
-            case Fault.TOO_OLD:
-                raise TransactionTooOld
-            case Fault.UNAVAILABLE:
-                raise StoreUnavailable("a fault was injected")
-            case Fault.INTERRUPTED:
-                raise Interrupted
-            case _:
-                self._ensure_read_version()
+        self._ensure_read_version()
 
     def _ensure_read_version(self) -> None:
         if self.read_version is None:
@@ -395,39 +371,26 @@ class MemoryTransaction(Transaction):
         return watch
 
     def commit(self) -> None:
-        db = self._db
-        if not self.read_only and db.before_commit is not None:
-            db.before_commit()
-        with db.lock:
+        with self._db.lock:
             self._check_alive()
             self._ended = True
             try:
                 fired = [] if self.read_only else self._commit_writes()
                 fired += self._arm_watches()
             finally:
-                db.release(self)
-        self._fire(fired)
-        if not self.read_only and db.after_answer is not None:
-            db.after_answer()
+                self._db.release(self)
+        for watch in fired:
+            watch.fire()
 
     def _commit_writes(self) -> list[Watch]:
         check_size(self._size + sum(2 * len(key) + RANGE_BYTES for key in self.keys_read))
         self._check_age()
-        try:
-            return self._db.commit(self)
-        except (CommitUnknown, Interrupted):
-            self._fire(self.lost_watches)
-            raise
+        return self._db.commit(self)
 
     def _arm_watches(self) -> list[Watch]:
         """Compare with what was written since this transaction's read version, so that no change falls between."""
         version = self.read_version if self.read_only else self._db.version
         return [watch for watch in self._watches if not self._db.arm(watch, version or 0)]
-
-    @staticmethod
-    def _fire(watches: list[Watch]) -> None:
-        for watch in watches:
-            watch.fire()
 
     def cancel(self) -> None:
         if not self._ended:
@@ -449,8 +412,6 @@ class MemoryTransaction(Transaction):
 
     def _check_age(self) -> None:
         if self.is_too_old(self._db.clock.monotonic()):
-            raise TransactionTooOld
-        if self.read_version is not None and self.read_version < self._db.recovered:
             raise TransactionTooOld
 
 
@@ -482,21 +443,11 @@ def _any_key_in(keys: list[bytes], begin: bytes, end: bytes) -> bool:
 class MemoryDatabase:
     """A :class:`~kombu_fdb.store.protocol.Database` in this process's memory; see the module's text."""
 
-    commit_may_be_unknown = True
+    commit_may_be_unknown = False
     writers_take_turns = False
 
-    def __init__(
-        self, *, clock: Clock | None = None, rng: random.Random | None = None, faults: Faults | None = None
-    ) -> None:
+    def __init__(self, *, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
-        self.faults = faults or Faults()
-        #: Called before each writing commit, so that a simulation can let others run exactly there.
-        self.before_commit: Callable[[], None] | None = None
-        #: Told of each commit when it happens, late ones too: the transaction, and what it changed.
-        self.after_commit: Callable[[MemoryTransaction, list[Change]], None] | None = None
-        #: Called after each writing commit that is answered, before its caller hears of it.
-        self.after_answer: Callable[[], None] | None = None
-        self._rng = rng or random.Random(0)
         self.lock = threading.RLock()
         self.map = VersionedMap()
         self._log: list[_Committed] = []
@@ -504,10 +455,7 @@ class MemoryDatabase:
         self._ticked = self.clock.monotonic()
         self._readers: dict[int, MemoryTransaction] = {}
         self._watches: dict[bytes, list[Watch]] = {}
-        #: Those whose commits were sent, and not answered.
-        self._late: list[MemoryTransaction] = []
         self.closed = False
-        self.recovered = 0
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> MemoryTransaction:
         if self.closed:
@@ -518,40 +466,9 @@ class MemoryDatabase:
         self.closed = True
 
     def items(self, begin: bytes = b"", end: bytes = b"\xff") -> list[KeyValue]:
-        """Everything committed, without transaction, faults or cost; for invariants."""
+        """Everything committed, without transaction or cost; for invariants."""
         with self.lock:
             return list(self.map.scan(begin, end, self.version, reverse=False))
-
-    def land_late_commits(self, *, before_s: float = math.inf) -> None:
-        """Let the late commits happen that land before that moment of the clock; by default all that ever will."""
-        with self.lock:
-            self._land([late for late in self._late if late.lands_s <= before_s])
-
-    def _land(self, due: list[MemoryTransaction]) -> None:
-        for late in sorted(due, key=lambda late: late.lands_s):
-            self._try_apply(late)
-            self._late.remove(late)  # not before: as long as it waits, the log is kept for it
-
-    def recover(self, versions: int = 100_000_000) -> None:
-        """The cluster gets a new transaction system.
-
-        Versions jump by ``versions``, transactions that have read are too old, and every watch fires, as
-        FoundationDB's may.
-        """
-        with self.lock:
-            self.land_late_commits()
-            self.version += versions
-            self.recovered = self.version
-            fired = [watch for _, watches in sorted(self._watches.items()) for watch in watches]
-            self._watches.clear()
-        for watch in fired:
-            watch.fire()
-
-    @property
-    def open_transactions(self) -> int:
-        """How many have read and were neither committed nor cancelled; for tests that look for leaks."""
-        with self.lock:
-            return len(self._readers)
 
     @property
     def armed_watches(self) -> int:
@@ -562,82 +479,27 @@ class MemoryDatabase:
     # What transactions call, under the lock.
 
     def take_read_version(self, transaction: MemoryTransaction) -> int:
-        self._land_due()
         self._readers[id(transaction)] = transaction
         return self.version
-
-    def _land_due(self) -> None:
-        if self._late:
-            self.land_late_commits(before_s=self.clock.monotonic())
 
     def release(self, transaction: MemoryTransaction) -> None:
         self._readers.pop(id(transaction), None)
 
     def commit(self, transaction: MemoryTransaction) -> list[Watch]:
         """Commit and return the watches to fire, which the caller does without the lock."""
-        self._land_due()
-        if transaction.read_version is not None:
-            self._land([late for late in self._late if late.lands_after_a_look])
-        fault = self.faults.next_at_commit(can_conflict=transaction.can_conflict)
-        match fault:
-            case None:
-                return self._apply(transaction)
-            case Fault.CONFLICT:
-                raise Conflict
-            case Fault.TOO_OLD:
-                raise TransactionTooOld
-            case Fault.UNAVAILABLE:
-                raise StoreUnavailable("a fault was injected")
-            case Fault.ANSWER_LOST_APPLIED:
-                transaction.lost_watches = self._apply(transaction)
-                raise CommitUnknown
-            case Fault.INTERRUPTED:
-                transaction.lost_watches = self._apply(transaction)
-                raise Interrupted
-            case Fault.COMMIT_LATE:
-                self._send_late(transaction)
-                raise CommitUnknown(in_flight=True)
-            case _:
-                raise CommitUnknown
-
-    def _send_late(self, transaction: MemoryTransaction) -> None:
-        """Its read version is of now, if it has none yet: it was sent."""
-        landing = self.faults.landing()
-        if landing is None:
-            return
-        if transaction.can_conflict and transaction.read_version is None:
-            transaction.read_version = self.version
-        lateness_s, transaction.lands_after_a_look = landing
-        transaction.lands_s = self.clock.monotonic() + lateness_s
-        if not transaction.is_too_old(transaction.lands_s):
-            self._late.append(transaction)
-
-    def _try_apply(self, transaction: MemoryTransaction) -> None:
-        try:
-            fired = self._apply(transaction)
-        except StoreError:  # too late
-            return
-        for watch in fired:
-            watch.fire()
-
-    def _apply(self, transaction: MemoryTransaction) -> list[Watch]:
         self.release(transaction)
         self._check_conflicts(transaction)
         self.version = self._next_version()
-        changes, ranges = self._replay(transaction.writes.log)
+        changes, ranges = self._replay(transaction)
         keys = [key for key, _, _ in changes]
         self._log.append(_Committed(self.version, sorted(keys), ranges))
         self._trim()
-        if self.after_commit is not None:
-            self.after_commit(transaction, changes)
         return self._due_watches(keys)
 
     def _check_conflicts(self, transaction: MemoryTransaction) -> None:
         version = transaction.read_version
         if version is None or not transaction.can_conflict:
             return
-        if version < self.recovered:
-            raise TransactionTooOld
         first = bisect_right(self._log, version, key=lambda committed: committed.version)
         read = transaction.keys_read, transaction.ranges_read
         if any(committed.touches(*read) for committed in islice(self._log, first, None)):
@@ -648,11 +510,11 @@ class MemoryDatabase:
         passed, self._ticked = now - self._ticked, now
         return self.version + max(1, int(passed * VERSIONS_PER_S))
 
-    def _replay(self, log: list[Mutation]) -> tuple[list[Change], list[Range]]:
+    def _replay(self, transaction: MemoryTransaction) -> tuple[list[Change], list[Range]]:
         state: dict[bytes, bytes | None] = {}
         ranges: list[Range] = []
         stamp = pack_stamp(self.version)
-        for mutation in log:
+        for mutation in transaction.writes.log:
             self._mutate(mutation, state, ranges, stamp)
         oldest = self._oldest_read()
         changes = [(key, self.map.at(key, self.version), value) for key, value in state.items()]
@@ -675,9 +537,8 @@ class MemoryDatabase:
                 state[key] = mutation.over(state[key] if key in state else self.map.at(key, self.version))
 
     def _oldest_read(self) -> int:
-        """The oldest version that is still read, or can conflict with a commit that is still to land."""
-        readers = [*self._readers.values(), *self._late]
-        versions = (reader.read_version for reader in readers)
+        """The oldest version that is still read."""
+        versions = (reader.read_version for reader in self._readers.values())
         return min((version for version in versions if version is not None), default=self.version)
 
     def _trim(self) -> None:
@@ -687,14 +548,8 @@ class MemoryDatabase:
             del self._log[: bisect_right(self._log, oldest, key=lambda committed: committed.version)]
 
     def _due_watches(self, keys: list[bytes]) -> list[Watch]:
-        if not self._watches:
-            return []
         changed = sorted(key for key in keys if key in self._watches)
-        due = [watch for key in changed for watch in self._watches.pop(key)]
-        due = [watch for watch in due if not self.faults.loses_watch()]
-        if self._watches and self.faults.fires_for_nothing():
-            due += self._watches.pop(self._rng.choice(sorted(self._watches)))
-        return due
+        return [watch for key in changed for watch in self._watches.pop(key)]
 
     def arm(self, watch: Watch, read_version: int) -> bool:
         """False when the key has been changed since; the watch must fire at once then."""

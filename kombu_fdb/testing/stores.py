@@ -13,6 +13,7 @@ has only a copy of it, so opening or using one there is an error too.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Self
 
 from kombu.transport import TRANSPORT_ALIASES
@@ -20,7 +21,6 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu_fdb.errors import ForkedError, StoreUnavailable
 from kombu_fdb.process import connect
 from kombu_fdb.settings.location import MEMORY_SCHEME
-from kombu_fdb.testing.faults import Faults
 from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 __all__ = ["MemoryStores"]
@@ -29,9 +29,8 @@ __all__ = ["MemoryStores"]
 class MemoryStores:
     """Every store in memory, by name."""
 
-    def __init__(self, faults: Faults | None = None) -> None:
-        """``faults``: what goes wrong in each store; without them every commit is answered."""
-        self._faults = faults
+    def __init__(self, make: Callable[[], MemoryDatabase] = MemoryDatabase) -> None:
+        self._make = make
         self._pid = os.getpid()
         self._stores: dict[str, MemoryDatabase] = {}
         self._outer = connect.open_memory
@@ -57,8 +56,9 @@ class MemoryStores:
                 name=name,
                 fix="Use the fixture fdb_sqlite_broker for workers with processes.",
             )
-        store = self._stores.setdefault(name, MemoryDatabase(faults=self._faults))
-        return OpenedMemory(store, commit_may_be_unknown=self._faults is not None)
+        if name not in self._stores:
+            self._stores[name] = self._make()
+        return OpenedMemory(self._stores[name])
 
     def store(self, name: str) -> MemoryDatabase:
         """What stands behind the URL."""
@@ -74,8 +74,8 @@ class OpenedMemory:
 
     writers_take_turns = False
 
-    def __init__(self, store: MemoryDatabase, *, commit_may_be_unknown: bool = False) -> None:
-        self.commit_may_be_unknown = commit_may_be_unknown
+    def __init__(self, store: MemoryDatabase) -> None:
+        self.commit_may_be_unknown = store.commit_may_be_unknown
         self._store = store
         self._pid = os.getpid()
         self._closed = False

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from celery.states import STARTED, SUCCESS
+from kit.faults import FaultyDatabase
 from kit.whole.mortal import Killed, MortalDatabase
 
 from celery_fdb.history import layout as history_layout
@@ -33,7 +34,6 @@ from kombu_fdb.keyspace.layout import unpack as unpack_key
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 #: Rows, segments or runs of one transaction, so that a verb in parts takes several.
 PART = 2
@@ -49,7 +49,7 @@ class Stage:
 
     def __init__(self, most_commits: float = float("inf")) -> None:
         self.clock = ManualClock(wall_ms=1_800_000_000_000)
-        self.database = MemoryDatabase(clock=self.clock)
+        self.database = FaultyDatabase(clock=self.clock)
         self.results, self.history, self.schedules = self._stores(self.database)
         self._fill()
         self.way = MortalDatabase(self.database, most_commits)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from functools import cache
 
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue, Transaction
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.envelope import encode
 
 HOUR, DAY = SERIES["hour"], SERIES["day"]
@@ -27,7 +27,7 @@ DLX = {"x-dead-letter-exchange": "dlx", "x-max-length": 50}
 
 def filled() -> Bench:
     """A bench of its own, with the rows that :func:`_rows` made once."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     keys = bench.engine.keys
 
     bench.write(lambda tr: write_all(tr, ((keys.prefix + suffix, value) for suffix, value in _rows())))
@@ -36,7 +36,7 @@ def filled() -> Bench:
 
 @cache
 def _rows() -> tuple[KeyValue, ...]:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     _fill(bench)
     prefix = len(bench.engine.keys.prefix)
     return tuple((key[prefix:], value) for key, value in rows_of(bench))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 from store_rows import ODD, filled
 
 from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
@@ -23,7 +24,6 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import View
 from kombu_fdb.settings.location import MemoryLocation
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def on(bench: Bench) -> Broker:
@@ -46,7 +46,7 @@ def test_a_changed_export_file(fuzz: Callable[..., None], export: Path, tmp_path
         at = rng.randrange(len(odd))
         odd[at] = json.dumps(with_an_odd_value(rng, json.loads(odd[at]))).encode()
         changed.write_bytes(signed(odd))
-        bench = Bench(MemoryDatabase())
+        bench = Bench(FaultyDatabase())
         with on(bench) as broker:
             with suppress(KombuFDBError):
                 import_from(file_source(changed), broker, lambda _: None)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import cache, partial
 
 from celery.states import STARTED, SUCCESS
+from kit.faults import FaultyDatabase
 from store_rows import mutated, replace, telling, write_all
 
 from celery_fdb.results import chords
@@ -23,7 +24,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import range_of, unpack
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 LARGE = b"x" * (2 * INLINE_BYTES + 5)
 TASKS = ("small", "large", "started")
@@ -51,7 +51,7 @@ def test_a_damaged_row_of_the_results_stops_nothing_else(fuzz: Callable[..., Non
 
 def opened() -> tuple[ResultStore, ManualClock]:
     clock = ManualClock()
-    return ResultStore(MemoryDatabase(clock=clock), "fuzz", clock=clock), clock
+    return ResultStore(FaultyDatabase(clock=clock), "fuzz", clock=clock), clock
 
 
 def sort_of(row: KeyValue) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from kit.conformance.queue import Bench
 from kit.duties import trim_all
+from kit.faults import FaultyDatabase
 from prometheus_client import CollectorRegistry, generate_latest
 from store_rows import QUEUES, damage, filled, rows_of, sort_of, telling
 
@@ -30,7 +31,6 @@ from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.store.protocol import KeyValue
-from kombu_fdb.testing.memory import MemoryDatabase
 
 HOUR = SERIES["hour"]
 
@@ -130,7 +130,7 @@ def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None
     except FormatError:
         assert may_refuse
         return
-    copy = Broker.on(MemoryLocation("copy", "copy"), Bench(MemoryDatabase()).engine)
+    copy = Broker.on(MemoryLocation("copy", "copy"), Bench(FaultyDatabase()).engine)
     with copy:
         import_from(file_source(folder / "export"), copy, lambda _: None)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
+from kit.faults import FaultyDatabase
 from store_rows import damage, telling
 
 from kombu_fdb.engine.scheduling.wait_queue import ENDED, GRANTED
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.testing.memory import MemoryDatabase
 
 SORTS = ("line", "demand", "served")
 MOST_TURNS = 40
@@ -36,7 +36,7 @@ def test_a_damaged_row_of_a_wait_queue_stops_no_consumer(fuzz: Callable[..., Non
 
 def filled() -> tuple[Bench, list[Rival]]:
     """A wait queue that has been served once."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     rivals = [Rival(bench) for _ in range(4)]
     bench.put(b"a", b"b")
     rivals[0].serve()

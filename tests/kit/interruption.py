@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, Literal
 
-from kombu_fdb.testing.faults import Interrupted
+from kit.faults import Interrupted
 
 #: After this time the call is stuck.
 DEADLINE_S = 60.0

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from kit.costs import CountingDatabase
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
@@ -18,7 +18,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     """Each store."""
     database: Database
     if request.param == "memory":
-        database = MemoryDatabase(clock=ManualClock())  # no transaction is too old on a busy machine
+        database = FaultyDatabase(clock=ManualClock())  # no transaction is too old on a busy machine
     elif request.param == "sqlite":
         database = SqliteDatabase.open(str(tmp_path / "broker.db"))
     else:
@@ -29,4 +29,4 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 
 @pytest.fixture
 def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
+    return CountingDatabase(FaultyDatabase())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from kit.costs import CountingDatabase, cost
+from kit.faults import Fault, Faults, FaultyDatabase
 
 from kombu_fdb import Broker, doctor
 from kombu_fdb.engine.facade.engine import Engine
@@ -22,8 +23,6 @@ from kombu_fdb.process.duty_cycle import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def run(*arguments):
@@ -373,7 +372,7 @@ def test_a_kombu_that_is_too_old(monkeypatch, installed):
 def at_a_distance(trip_s, **options):
     """What is found with so much time for each round trip, and the store."""
     clock = ManualClock()
-    store = MemoryDatabase(clock=clock)
+    store = FaultyDatabase(clock=clock)
     database = CountingDatabase(store, clock=clock, trip_s=trip_s)
     engine = Engine(database, "celery", Environment(clock, random_id, random.Random(0)))
     (found,) = doctor.check_distance(engine, parse_options(options), clock)
@@ -407,7 +406,7 @@ def test_a_timeout_that_is_too_short_for_the_distance_is_named_with_one_that_is_
 
 def test_a_call_and_a_beat_cost_what_the_rule_says():
     clock = ManualClock()
-    database = CountingDatabase(MemoryDatabase(clock=clock))
+    database = CountingDatabase(FaultyDatabase(clock=clock))
     engine = Engine(database, "celery", Environment(clock, random_id, random.Random(0)))
     session = engine.sessions.open({}, ttl_s=30.0)
     assert cost(database, lambda: engine.sessions.beat(session, most=LIVING)).round_trips == doctor.BEAT_TRIPS + 1
@@ -419,7 +418,7 @@ def test_a_call_and_a_beat_cost_what_the_rule_says():
 
 def test_a_store_that_fails_meanwhile_is_no_reason_not_to_start():
     clock = ManualClock()
-    store = MemoryDatabase(clock=clock, faults=(faults := Faults()))
+    store = FaultyDatabase(clock=clock, faults=(faults := Faults()))
     engine = Engine(store, "celery", Environment(clock, random_id, random.Random(0)))
     faults.at_reads(Fault.UNAVAILABLE)
     (found,) = doctor.check_distance(engine, parse_options({}), clock)

@@ -12,13 +12,13 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 from kit.duties import promote_all, sweep
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.errors import AlreadySettled, InvalidArgument, LeaseLost, QueueError
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 PATIENCE_S = 60.0
 
@@ -223,7 +223,7 @@ def test_a_misspelt_argument_is_an_error(broker, misspelt, meant):
 @pytest.mark.parametrize("key", ["", "alice"])
 def test_conflict_free_enqueue(key):
     """Each conflicts on its own commit token only, so none is retried, whatever commits in between."""
-    memory = MemoryDatabase()
+    memory = FaultyDatabase()
     counted = CountingDatabase(memory)
     bench = Bench(counted)
     bench.put(b"first", key=key)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from celery.states import FAILURE
 from kit.costs import Cost, CountingDatabase
+from kit.faults import FaultyDatabase
 
 from celery_fdb.history.layout import SLOTS, pack_groups
 from celery_fdb.history.options import History
@@ -15,7 +16,6 @@ from celery_fdb.history.reading import GROUPS_AT_ONCE, GROUPS_PER_PAGE, Wanted
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import TRIM_SEGMENTS, HistoryStore
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 Make = Callable[..., Run]
 BOUNDS = History(runs=100, max_age=3600)  # two runs to a segment
@@ -40,7 +40,7 @@ class Bench:
 
 @pytest.fixture
 def bench(clock: ManualClock) -> Bench:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     return Bench(HistoryStore(counted, "costs", clock=clock), counted, clock)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kit.faults import FaultyDatabase
 
 from celery_fdb.inspection import schedules as schedule_store
 from celery_fdb.inspection.schedules import KEPT_S, EntryReport, ScheduleStore
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(clock: ManualClock) -> ScheduleStore:
-    return ScheduleStore(MemoryDatabase(clock=clock), "n", clock=clock, timeout_s=30.0)
+    return ScheduleStore(FaultyDatabase(clock=clock), "n", clock=clock, timeout_s=30.0)
 
 
 def told(name: str, clock: ManualClock) -> EntryReport:

@@ -8,19 +8,19 @@ from functools import partial
 import pytest
 from celery.states import STARTED, SUCCESS
 from kit.costs import Cost, CountingDatabase, cost
+from kit.faults import FaultyDatabase
 
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordPart
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 LATER = 2_000_000_000_000
 
 
 @pytest.fixture
 def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
+    return CountingDatabase(FaultyDatabase())
 
 
 @pytest.fixture

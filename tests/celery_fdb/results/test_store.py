@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery.states import FAILURE, RETRY, REVOKED, STARTED, SUCCESS
+from kit.faults import Fault, Faults, FaultyDatabase
 
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordOver, ChordPart, ChordStep
@@ -22,8 +23,6 @@ from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
@@ -343,7 +342,7 @@ def faults() -> Faults:
 
 @pytest.fixture
 def faulty(faults: Faults, clock: ManualClock) -> ResultStore:
-    return ResultStore(MemoryDatabase(clock=clock, faults=faults), "faulty", clock=clock, timeout_s=30.0)
+    return ResultStore(FaultyDatabase(clock=clock, faults=faults), "faulty", clock=clock, timeout_s=30.0)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +385,7 @@ def test_a_commit_that_may_still_come_is_reported(faulty: ResultStore, faults: F
 
 
 def test_a_dead_store_is_reported_by_the_deadline() -> None:
-    database = MemoryDatabase()
+    database = FaultyDatabase()
     store = ResultStore(database, os.urandom(4).hex(), clock=ManualClock(), timeout_s=1.0)
     database.close()
     with pytest.raises(StoreUnavailable):
@@ -399,7 +398,7 @@ def test_chords_of_a_faulty_store_complete_exactly_once(seed: int) -> None:
     rng, clock = random.Random(seed), ManualClock()
     retryable = (Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED, Fault.TOO_OLD)
     faults = Faults(rng, dict.fromkeys(retryable, 0.15))
-    store = ResultStore(MemoryDatabase(clock=clock, faults=faults, rng=rng), "s", clock=clock, timeout_s=600.0)
+    store = ResultStore(FaultyDatabase(clock=clock, faults=faults, rng=rng), "s", clock=clock, timeout_s=600.0)
     published = []
     store.open_chord("c", b"body", 0)
     store.enlarge_chord("c", size=12)

@@ -14,6 +14,7 @@ from celery.exceptions import Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker.request import Request
 from kit.duties import replay
+from kit.faults import Fault, Faults, FaultyDatabase
 from kombu import Connection
 
 from celery_fdb.tasks import failures
@@ -22,7 +23,6 @@ from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.masking import masked_text
-from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport.envelope import without_deaths
 
@@ -284,7 +284,10 @@ def test_with_another_broker_celery_does_as_ever():
 @pytest.mark.parametrize("lands_s", [None, 0.0, 3.0])
 def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
     faults = Faults()
-    with MemoryStores(faults) as stores, Connection("fdb+memory://failures") as connection:
+    with (
+        MemoryStores(lambda: FaultyDatabase(faults=faults)) as stores,
+        Connection("fdb+memory://failures") as connection,
+    ):
         channel = connection.default_channel
         publish(channel)
         message, calls = channel.basic_get("q", no_ack=True), []

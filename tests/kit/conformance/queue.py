@@ -16,6 +16,7 @@ import pytest
 
 from kit.conformance.invariants import check_counts, check_whereabouts, leftovers, messages
 from kit.duties import SingleDuties, promote_all, trim_all
+from kit.faults import FaultyDatabase
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Environment, Work
@@ -36,7 +37,6 @@ from kombu_fdb.process.duty_cycle import ROLE_TTL_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 class Bench:
@@ -63,7 +63,7 @@ class Bench:
     def during(self, first: Callable[[], object], second: Callable[[], object]) -> object:
         """Run ``second`` once, just before the first writing commit of ``first``."""
         database = self.database
-        assert isinstance(database, MemoryDatabase)
+        assert isinstance(database, FaultyDatabase)
 
         def once() -> None:
             database.before_commit = None

@@ -2,7 +2,7 @@
 
 From one seed a *plan* is made (``plan.py``): the steps of a few processes, what others do in the middle of them, and
 what goes wrong. The plan is carried out (``world.py``, ``actions.py``) by the real engine on a
-:class:`~kombu_fdb.testing.memory.MemoryDatabase`. After every commit, what it changed is held against the guarantees
+:class:`~kit.faults.FaultyDatabase`. After every commit, what it changed is held against the guarantees
 of ``docs/guarantees.md`` (``ledgers``); at the end the faults stop and everything
 must come to rest (``rest.py``). In some profiles the messages come through whole connections: the transport's
 fetcher, dispatch, credit and QoS, and the client and session of their process (``connection.py``). A plan

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kombu_fdb.testing.faults import Fault
+from kit.faults import Fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from kit.faults import LATEST_LANDING_S, Fault, Faults, FaultyDatabase, FaultyTransaction, Interrupted
 from kit.simulation.acts.upkeep import SimulatedDuties
 from kit.simulation.connection import SimulatedTransport
 from kit.simulation.plan import Step
@@ -23,8 +24,6 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted
-from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 # What goes wrong is in the plan, and is no news.
 logging.getLogger(ClientSession.__module__).addHandler(logging.NullHandler())
@@ -200,12 +199,12 @@ class Link:
     commit_may_be_unknown = True
     writers_take_turns = False
 
-    def __init__(self, database: MemoryDatabase, frames: list[Frame]) -> None:
+    def __init__(self, database: FaultyDatabase, frames: list[Frame]) -> None:
         self._database = database
         self._frames = frames
         self.cut = False
 
-    def begin(self, *, timeout_s: float, read_only: bool = False) -> MemoryTransaction:
+    def begin(self, *, timeout_s: float, read_only: bool = False) -> FaultyTransaction:
         if timeout_s <= 0.001:
             raise Violation("BOUNDED", "an attempt was begun after the deadline of its call")
         frame = self._frames[-1]

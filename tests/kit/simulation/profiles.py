@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kit.faults import Fault
 from kit.simulation.plan import Profile
-from kombu_fdb.testing.faults import Fault
 
 LIFE = {"publish": 32, "claim": 32, "ack": 16, "release": 6, "reject": 3, "duties": 14, "beat": 3, "pass": 14}
 STORMS = {"die": 2, "close": 1, "freeze": 2, "jump": 1, "outage": 1, "recovery": 1, "cut": 1, "start": 1}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from kit.faults import Fault
 from kit.simulation.acts import rest
 from kit.simulation.plan import Step
 from kit.simulation.process import Frame
 from kit.simulation.world import SESSION_TTL_S, World
-from kombu_fdb.testing.faults import Fault
 
 
 def freeze(world: World, frame: Frame) -> None:

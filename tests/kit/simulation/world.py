@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+from kit.faults import FaultyDatabase, Interrupted
 from kit.simulation.acts.upkeep import SimulatedDuties
 from kit.simulation.connection import Flag, SimulatedTransport
 from kit.simulation.ledgers.clocks import ClockLedger, Skew
@@ -37,8 +38,6 @@ from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Interrupted
-from kombu_fdb.testing.memory import MemoryDatabase
 
 SESSION_TTL_S = 30.0
 SWEEP_INTERVAL_S = 5.0
@@ -69,7 +68,7 @@ class World:
         self.frames: list[Frame] = []
         self.clock = ManualClock()
         self.faults = StepFaults(self.frames)
-        self.database = MemoryDatabase(clock=self.clock, rng=Dice(self.frames), faults=self.faults)
+        self.database = FaultyDatabase(clock=self.clock, rng=Dice(self.frames), faults=self.faults)
         self.processes: dict[int, Process] = {}
         self.ledger = Ledger(
             "sim", profile.queues, profile.delivery_limit, GRAVES, session_ttl_s=SESSION_TTL_S, exact=profile.exact

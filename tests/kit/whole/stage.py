@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kit.faults import FaultyDatabase
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.stored.work import Environment, Work
@@ -22,7 +23,6 @@ from kombu_fdb.process.duty_cycle import DutyCycle
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, KeyValue
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 NAMESPACE = "stage"
 #: When what is delayed on the stage is due, and what has a time to live expires, in seconds after it was made.
@@ -72,9 +72,9 @@ def _engine(database: Database, clock: ManualClock) -> Engine:
 class Stage:
     """One loading of a store. ``way``: to the store, of the process that acts."""
 
-    def __init__(self, store: Store, way: Callable[[MemoryDatabase], Database] = lambda database: database) -> None:
+    def __init__(self, store: Store, way: Callable[[FaultyDatabase], Database] = lambda database: database) -> None:
         self.clock = ManualClock()
-        self.database = MemoryDatabase(clock=self.clock)
+        self.database = FaultyDatabase(clock=self.clock)
         self.database.version = store.version
         for key, value in store.rows:
             self.database.map.put(key, store.version, value, store.version)
@@ -121,7 +121,7 @@ def _raise(duty: str, subject: str, error: Exception | None) -> None:
 def store_of(sizes: Sizes) -> Store:
     """Make it."""
     clock = ManualClock()
-    database = MemoryDatabase(clock=clock)
+    database = FaultyDatabase(clock=clock)
     engine = _engine(database, clock)
     engine.check_format()
     session, dead, observer = (engine.sessions.open({}) for _ in range(3))

@@ -13,11 +13,11 @@ from functools import lru_cache
 
 import pytest
 from kit.costs import Cost, CountingDatabase
+from kit.faults import FaultyDatabase
 from kit.whole.stage import Sizes, Stage, Store, store_of
 from kit.whole.verbs import VERBS, Verb, facade_verbs
 
 from kombu_fdb.engine.messages.message import read_all
-from kombu_fdb.testing.memory import MemoryDatabase
 
 TRIP_S = 0.001
 FEW, MANY = 10, 90
@@ -50,7 +50,7 @@ def store(dimension: str) -> Store:
     return store_of(replace(SMALL, **{dimension: many}) if dimension else SMALL)
 
 
-def way(database: MemoryDatabase) -> CountingDatabase:
+def way(database: FaultyDatabase) -> CountingDatabase:
     """Each round trip takes its time, by the clock that the verb and the store have."""
     return CountingDatabase(database, clock=database.clock, trip_s=TRIP_S)  # type: ignore[arg-type]  # a stage's is manual
 

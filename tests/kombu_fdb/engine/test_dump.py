@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine import transfer
 from kombu_fdb.errors import FormatError
@@ -15,7 +16,6 @@ from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import NO_PRIORITY, Publication, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def dumped(bench: Bench, **how: bool) -> list[StoredMessage]:
@@ -47,7 +47,7 @@ def test_in_parts_of_any_size(bench: Bench, monkeypatch: pytest.MonkeyPatch, row
 @pytest.mark.parametrize(("most_bytes", "parts"), [(1, 4), (20, 2), (30, 2), (1_000, 1)])
 def test_as_many_payloads_as_a_transaction_reads(most_bytes: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PAYLOAD_BYTES", most_bytes)
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.put(*(b"x" * 10 for _ in range(4)))
     looks = []
     opened = transfer._open_all

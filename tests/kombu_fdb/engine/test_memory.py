@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.engine import *  # noqa: F403 - pytest runs its suites here
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def database() -> Database:
-    return MemoryDatabase()
+    return FaultyDatabase()

@@ -15,6 +15,7 @@ from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
 from kit.duties import promote_all
+from kit.faults import FaultyDatabase
 from kit.simulation import twin
 
 from kombu_fdb.engine import topology
@@ -25,7 +26,6 @@ from kombu_fdb.errors import QueueError, SessionLost
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, KeyLimits, SessionId, Spot, View
-from kombu_fdb.testing.memory import MemoryDatabase
 
 #: In several chunks, fewer than the old one has.
 LARGE, OTHER_LARGE = b"old" * CHUNK_BYTES, b"new" * (CHUNK_BYTES // 2)
@@ -54,7 +54,7 @@ Outcome = tuple[object, object, list[tuple[object, ...]]]
 
 
 def scene(state: str) -> Scene:
-    bench = Bench(MemoryDatabase(), task_ids=True)
+    bench = Bench(FaultyDatabase(), task_ids=True)
     bench.put(LARGE, key="alice", due_ms=bench.clock.wall_ms() + 1_000 if state == "delayed" else 0)
     held = bench.take() if state in {"leased", "dead"} else []
     if state == "dead":
@@ -209,7 +209,7 @@ def at_once(state: str, first: str, second: str) -> Outcome | None:
     """The second just before the first writing commit of the first; None if that writes nothing."""
     at, verbs, found = scene(state), others(state), []
     database = at.bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
 
     def before() -> None:
         database.before_commit = None

@@ -18,6 +18,7 @@ from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
 from kit.duties import active_consumer, promote_all
+from kit.faults import FaultyDatabase
 from kit.simulation import twin
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -30,14 +31,13 @@ from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 Race = Callable[[Bench], None]
 
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(MemoryDatabase())
+    return Bench(FaultyDatabase())
 
 
 def two_claims(bench: Bench) -> None:
@@ -137,7 +137,7 @@ def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench: Ben
     first, *held = (each.lease for each in bench.take(99))
     bench.engine.messages.release([first], counted=False)
     other, database = bench.another(), bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
 
     def release_one() -> None:
         database.before_commit = None
@@ -158,7 +158,7 @@ def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messag
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
     ((_, last_use, _),) = bench.engine.queues.expiring()
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     commits: list[None] = []
 
     def publish_after_the_first() -> None:
@@ -506,7 +506,7 @@ def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
     seen = rivals[0].look()
     bench.put(*[b"m"] * 50)
     other, session, database = bench.another(), bench.engine.sessions.open({}), bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     races = iter(range(3))
 
     def outrun() -> None:
@@ -567,7 +567,7 @@ def test_without_its_guard_the_race_is_lost(bench: Bench, race: Race) -> None:
 
 def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number given twice would overwrite a lease, and lose its message."""
-    bench, numbers = Bench(MemoryDatabase()), list[range]()
+    bench, numbers = Bench(FaultyDatabase()), list[range]()
 
     def note(_work: object, _queues: object, window: Window, *_: object) -> list[object]:
         numbers.append(range(window.next_number, window.next_number + window.limit))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine import transfer
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.model import StoredMessage
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def source() -> Bench:
-    return Bench(MemoryDatabase(), task_ids=True)
+    return Bench(FaultyDatabase(), task_ids=True)
 
 
 def marked(source: Bench) -> list[tuple[bytes, StoredMessage]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kit.conformance.queue import Bench
 from kit.duties import trim_all
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine import dead_letters
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def dead(length: int, number: int) -> Bench:
-    bench = Bench(MemoryDatabase(), dead_length=length, task_ids=True)
+    bench = Bench(FaultyDatabase(), dead_length=length, task_ids=True)
     bench.put(*(b"a long payload %d" % each for each in range(number)))
     bench.engine.messages.reject([each.lease for each in bench.take() if each.lease])
     return bench

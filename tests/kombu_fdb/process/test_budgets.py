@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase, FaultyTransaction
 from kit.whole.mortal import small_parts
 
 from kombu_fdb.engine import topology
@@ -26,7 +27,6 @@ from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.duty_cycle import TURN_S, TURN_TRANSACTIONS, DutyCycle
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 TRANSACTION_S = 0.004
 #: A step that has begun comes to its end; so does a look at what there is to do.
@@ -54,11 +54,11 @@ class SlowDatabase:
     commit_may_be_unknown = True
     writers_take_turns = False
 
-    def __init__(self, inner: MemoryDatabase, clock: ManualClock) -> None:
+    def __init__(self, inner: FaultyDatabase, clock: ManualClock) -> None:
         self._inner = inner
         self._clock = clock
 
-    def begin(self, *, timeout_s: float, read_only: bool = False) -> MemoryTransaction:
+    def begin(self, *, timeout_s: float, read_only: bool = False) -> FaultyTransaction:
         self._clock.advance(TRANSACTION_S)
         return self._inner.begin(timeout_s=timeout_s, read_only=read_only)
 

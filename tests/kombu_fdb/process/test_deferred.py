@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kit.faults import Interrupted
 from kit.frames import keeps_frames
 
 from kombu_fdb import Broker
@@ -15,7 +16,6 @@ from kombu_fdb.errors import LimitExceeded, StoreFull, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.session_threads import DeferredCalls, OnDemandThread
-from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 
 DEADLINE_S = 60.0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import Fault, FaultyDatabase, FaultyTransaction
 from kit.simulation.connection import Flag
 
 from kombu_fdb.engine.upkeep import release
@@ -22,8 +23,6 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault
-from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 OPTIONS = Options()
 
@@ -49,10 +48,10 @@ class Process:
         self.client.leave([self.tag])
 
 
-def take_in_doubt(bench: Bench, process: Process, limit: int = 1, lands_s: float | None = 0.0) -> MemoryDatabase:
+def take_in_doubt(bench: Bench, process: Process, limit: int = 1, lands_s: float | None = 0.0) -> FaultyDatabase:
     """Of which it does not hear."""
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     database.faults.at_commits(Fault.COMMIT_LATE)
     database.faults.at_landings(lands_s)
     with pytest.raises(CommitUnknown):
@@ -66,7 +65,7 @@ ENDS: list[Callable[[Process], None]] = [Process.cancel, Process.close]
 @pytest.fixture
 def bench() -> Bench:
     clock = ManualClock()
-    bench = Bench(MemoryDatabase(clock=clock))
+    bench = Bench(FaultyDatabase(clock=clock))
     bench.clock = clock
     bench.engine = bench.another()
     bench.session = SessionId(bench.engine.sessions.open({}))
@@ -105,7 +104,7 @@ def test_nor_does_one_that_another_thread_makes_meanwhile(bench: Bench, end: Cal
     """It would run again after the end, and whatever has recovered it before."""
     one, two = Process(bench, "one"), Process(bench, "two")
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
 
     def meanwhile() -> None:
         database.before_commit = None
@@ -225,7 +224,7 @@ def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench: Bench, end
     bench.put(b"c")
     one, two = Process(bench, "one"), Process(bench, "two")
     messages, database = one.own._engine.messages, bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     claim = messages.claim
 
     def is_lost(*args: Any, **named: Any) -> list[Delivery]:
@@ -260,7 +259,7 @@ def test_a_claim_of_another_thread_does_not_land_in_the_middle_of_the_end(bench:
     """The next consumer would find its place vacant, and its message leased."""
     one, two = Process(bench, "one"), Process(bench, "two")
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
 
     def meanwhile() -> None:
         database.before_commit = None
@@ -292,7 +291,7 @@ def test_an_end_asks_the_store_once(bench: Bench, monkeypatch: pytest.MonkeyPatc
     one, asked = Process(bench, "one"), list[str]()
     assert one.take() == [b"a"]
     for name in ("get", "get_many", "get_range", "get_together"):
-        monkeypatch.setattr(MemoryTransaction, name, noted(asked, getattr(MemoryTransaction, name)))
+        monkeypatch.setattr(FaultyTransaction, name, noted(asked, getattr(FaultyTransaction, name)))
     one.close()
     assert asked == ["get_together"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.process.duties import LOOK_S, Guard, expired_heads
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def next_look(bench: Bench) -> float:
@@ -20,7 +20,7 @@ def next_look(bench: Bench) -> float:
 @pytest.mark.parametrize("key", ["", "k"])
 def test_it_goes_on_at_once_only_behind_what_it_has_dropped(key: str) -> None:
     """Else a message that it can't drop has it look again and again, without a pause."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": 1_000}))
     bench.put(b"a", key=key)
     make_newer(bench)

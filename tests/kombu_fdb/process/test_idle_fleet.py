@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
+from kit.faults import Fault, FaultyDatabase
 from kit.simulation.connection import SimulatedClient, SimulatedTransport
 
 from kombu_fdb.keyspace.layout import range_of
@@ -21,8 +22,6 @@ from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S
 from kombu_fdb.process.session_threads import ALARM_S
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault
-from kombu_fdb.testing.memory import MemoryDatabase
 
 #: Of a session with the default time to live.
 BEAT_S, BEATS = 5, 12
@@ -49,7 +48,7 @@ class Fleet:
     """Idle processes; the cost of each is counted."""
 
     def __init__(self, size: int) -> None:
-        self.counted = CountingDatabase(MemoryDatabase())
+        self.counted = CountingDatabase(FaultyDatabase())
         self.bench = Bench(self.counted)
         self.bench.engine.sessions.close(self.bench.session)
         opened = sorted(self.bench.engine.sessions.open({}) for _ in range(size))
@@ -211,7 +210,7 @@ class Crowd:
     """Idle consumers of one queue, each of a process of its own; their receivers turn when they are awake."""
 
     def __init__(self, size: int) -> None:
-        self.database = MemoryDatabase()
+        self.database = FaultyDatabase()
         self.counted = CountingDatabase(self.database)
         self.bench = Bench(self.counted)
         self.bench.put(b"the queue is there")
@@ -288,7 +287,7 @@ def test_work_is_found_although_all_that_look_for_it_in_a_wait_queue_are_dead() 
 
 def test_a_consumer_whose_session_was_ended_looks_at_its_queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look that found the session gone was the one of its poll interval: a lost watch cost another."""
-    monkeypatch.setattr(MemoryDatabase, "writers_take_turns", True)  # each consumer watches by itself
+    monkeypatch.setattr(FaultyDatabase, "writers_take_turns", True)  # each consumer watches by itself
     crowd = Crowd(1)
     (consumer,) = crowd.consumers
     crowd.bench.put(b"work")

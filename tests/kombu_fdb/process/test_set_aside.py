@@ -6,12 +6,12 @@ from unittest.mock import Mock
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.errors import StoreFull, StoreUnavailable
 from kombu_fdb.process.duties import ASIDE_PAUSE_S, LEFT_TTL_S, LOOK_S, Guard, routine
 from kombu_fdb.process.duty_cycle import _warn
-from kombu_fdb.testing.memory import MemoryDatabase
 
 MANY = 100
 
@@ -23,7 +23,7 @@ class Failures:
         self.error = error
         self.reported: list[str] = []
         self.recovered: list[str] = []
-        self._bench = Bench(MemoryDatabase())
+        self._bench = Bench(FaultyDatabase())
         self.upkeep = self._bench.engine.upkeep
         guard = Guard(self.upkeep, self._bench.clock, lambda _duty, *told: self._note(*told))
         self._duty = routine("work", guard, lambda: [f"{number:03}" for number in range(MANY)], self._step, LOOK_S)
@@ -63,7 +63,7 @@ def test_what_fails_again_long_after_is_reported_again(pause_s: float, times: in
 
 
 def test_a_subject_that_is_gone_is_forgotten() -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     guard = Guard(bench.engine.upkeep, bench.clock, lambda *_: None)
     for subject in ("deleted", "still there"):
         guard.attempt("work", subject, Mock(side_effect=ValueError))

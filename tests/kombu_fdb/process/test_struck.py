@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from kit.faults import Fault
 from kit.simulation import PROFILES, Violation
 from kit.simulation.acts.actions import ACTIONS
 from kit.simulation.acts.consuming import connect, turn
@@ -19,7 +20,6 @@ from kit.simulation.world import World
 
 from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.process.failure_detector import FailureDetector
-from kombu_fdb.testing.faults import Fault
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 #: Calm but for what strikes; one publish fills everybody's window.

@@ -6,12 +6,12 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, PromoterRole
 from kombu_fdb.process.session_threads import logged
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 class Process:
@@ -42,7 +42,7 @@ def delay(bench: Bench) -> None:
 
 def test_of_a_fleet_only_the_promoter_wakes_up_for_a_delayed_message() -> None:
     """All of its processes did, for each: a thousand of them as often as messages were delayed."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     promoter, other = Process(bench), Process(bench)
     for _ in range(3):
         promoter.serve()
@@ -58,7 +58,7 @@ def test_of_a_fleet_only_the_promoter_wakes_up_for_a_delayed_message() -> None:
 
 def test_a_promoter_that_was_replaced_sleeps_on() -> None:
     """It stood still for so long that another process has taken its role."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     replaced, other = Process(bench), Process(bench)
     replaced.serve()
     other.serve()
@@ -74,7 +74,7 @@ class Fleet:
     """Duties of sessions that beat, until they are killed; in turns of a second."""
 
     def __init__(self, size: int) -> None:
-        self.bench = Bench(MemoryDatabase())
+        self.bench = Bench(FaultyDatabase())
         self._living = {session: self.bench.duties(session) for session in self._open(size)}
         self.bench.engine.sessions.close(self.bench.session)
 
@@ -125,7 +125,7 @@ def test_of_a_fleet_only_the_observers_of_the_promoter_look_at_its_role_each_sec
 
 def test_a_session_that_comes_later_is_observed_from_the_next_sweep_on() -> None:
     """It may be the promoter next."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     duties = bench.duties()
     bench.engine.sessions.open({})
     duties.sweep()
@@ -153,7 +153,7 @@ def test_a_promoter_that_dies_is_replaced(*, with_its_observers: bool) -> None:
 
 def test_a_promoter_whose_renewal_failed_looks_again_at_once() -> None:
     """It had taken the role from a beat, and had meant to look at it five seconds later."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     sessions, clock = bench.engine.sessions, bench.clock
     other, own = sessions.open({}), sessions.open({})
     role = PromoterRole(bench.engine, clock, own, observes=lambda _: False)
@@ -173,7 +173,7 @@ def test_a_promoter_whose_renewal_failed_looks_again_at_once() -> None:
 
 def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
     """On a full disk one can be in each round, for hours."""
-    bench, deferred = Bench(MemoryDatabase()), MagicMock()
+    bench, deferred = Bench(FaultyDatabase()), MagicMock()
     duties = bench.duties(bench.session)
     with (
         patch.object(duties, "run_once", side_effect=StoreUnavailable("the disk is full")),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 from kit.machines import Machine, run
 
 from kombu_fdb.engine.stored.work import Work
@@ -16,7 +17,6 @@ from kombu_fdb.model import Publication
 from kombu_fdb.routing import tables
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, matches
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.testing.memory import MemoryDatabase
 
 WORDS = ("a", "b")
 ROUTING_KEYS = [".".join(words) for length in range(4) for words in product(WORDS, repeat=length)]
@@ -134,7 +134,7 @@ def test_the_model_knows_the_rules(binding: str, number: int) -> None:
 
 
 def test_bindings_are_matched_before_the_transaction_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    database = MemoryDatabase()
+    database = FaultyDatabase()
     bench = Bench(database)
     bench.engine.queues.declare_exchange(Exchange("e", "topic"))
     for number in range(3):
@@ -164,7 +164,7 @@ def test_bindings_are_matched_before_the_transaction_and_once(monkeypatch: pytes
 def test_routes_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch, kind: str, key: str, most: int) -> None:
     """A fanout is matched once for all keys."""
     monkeypatch.setattr(tables, "MOST_ROUTES", 10)
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.declare_exchange(Exchange("e", kind))
     bench.engine.queues.bind("q", "e", key)
     for number in range(25):
@@ -175,7 +175,7 @@ def test_routes_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch, ki
 def test_exchanges_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A publisher that misspells them, or names one for each reply, does not fill memory."""
     monkeypatch.setattr(tables, "MOST_EXCHANGES", 10)
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     for number in range(25):
         with pytest.raises(ExchangeNotFound):
             bench.engine.inspect.route(f"no-such-{number}", "k")
@@ -184,7 +184,7 @@ def test_exchanges_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch)
 
 def test_no_message_comes_to_a_queue_that_was_deleted_before_it() -> None:
     """Else it would stand in the next one with that name."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.declare_exchange(Exchange("e", "direct"))
     bench.engine.queues.declare(QueueDeclaration("q"))
     bench.engine.queues.bind("q", "e", "k")
@@ -220,7 +220,7 @@ def with_alternate(name: str, alternate: str) -> Exchange:
 )
 def test_what_reaches_no_queue_goes_to_the_alternate_exchange(alternates: dict[str, str], reached: list[str]) -> None:
     """https://www.rabbitmq.com/docs/ae"""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     for name, alternate in alternates.items():
         bench.engine.queues.declare_exchange(with_alternate(name, alternate))
     bench.engine.queues.declare_exchange(Exchange("g", "fanout"))
@@ -231,7 +231,7 @@ def test_what_reaches_no_queue_goes_to_the_alternate_exchange(alternates: dict[s
 
 
 def test_an_alternate_exchange_counts_from_its_commit_on() -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     other = bench.another()
     bench.engine.queues.declare_exchange(with_alternate("e", "late"))
     assert bench.engine.inspect.route("e", "k") == []
@@ -245,7 +245,7 @@ def test_an_alternate_exchange_counts_from_its_commit_on() -> None:
 @pytest.mark.parametrize("ttl_ms", [2**64, -1])
 def test_a_time_to_live_that_no_queue_can_be_declared_with_stops_no_claim(ttl_ms: int) -> None:
     """An older version, or another program, has stored it for a queue of dead letters."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "late"}
     bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
     late = QueueDeclaration("late", arguments={"x-message-ttl": ttl_ms})

@@ -9,18 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read
 from kit.costs import CountingDatabase
+from kit.faults import Fault, Faults, FaultyDatabase
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
 class TestMemory(StoreConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase(clock=ManualClock())
+    @pytest.fixture(params=[MemoryDatabase, FaultyDatabase])
+    def database(self, request: pytest.FixtureRequest) -> Database:
+        made: Database = request.param(clock=ManualClock())
+        return made
 
     def aged(self, database: Database, key: bytes) -> Transaction:
         assert isinstance(database, MemoryDatabase)
@@ -38,8 +39,8 @@ class TestFaults:
         return Faults()
 
     @pytest.fixture
-    def database(self, faults: Faults) -> MemoryDatabase:
-        return MemoryDatabase(clock=ManualClock(), faults=faults)
+    def database(self, faults: Faults) -> FaultyDatabase:
+        return FaultyDatabase(clock=ManualClock(), faults=faults)
 
     @pytest.mark.parametrize(
         ("fault", "error", "applied"),
@@ -52,7 +53,7 @@ class TestFaults:
         ],
     )
     def test_at_a_commit(
-        self, database: MemoryDatabase, faults: Faults, fault: Fault, error: type[Exception], applied: bool
+        self, database: FaultyDatabase, faults: Faults, fault: Fault, error: type[Exception], applied: bool
     ) -> None:
         faults.at_commits(None, fault)
         commit(database, lambda tr: tr.set(b"a", b"1"))
@@ -61,7 +62,7 @@ class TestFaults:
         assert (read(database, b"b") == b"1") is applied
         assert faults.struck == {fault: 1}
 
-    def test_a_script_strikes_the_thread_that_wrote_it(self, database: MemoryDatabase, faults: Faults) -> None:
+    def test_a_script_strikes_the_thread_that_wrote_it(self, database: FaultyDatabase, faults: Faults) -> None:
         faults.at_commits(Fault.UNAVAILABLE)
         faults.at_reads(Fault.UNAVAILABLE)
         with ThreadPoolExecutor(1) as other:
@@ -76,7 +77,7 @@ class TestFaults:
         outcomes = set()
         for seed in range(20):
             faults, clock = Faults(random.Random(seed)), ManualClock()
-            database = MemoryDatabase(clock=clock, faults=faults)
+            database = FaultyDatabase(clock=clock, faults=faults)
             faults.at_commits(Fault.COMMIT_LATE)
             with pytest.raises(CommitUnknown) as unknown:
                 commit(database, lambda tr: tr.set(b"a", b"1"))
@@ -92,7 +93,7 @@ class TestFaults:
 
     def test_others_begin_and_commit_before_a_late_commit_lands(self) -> None:
         faults, clock = Faults(), ManualClock()
-        database = MemoryDatabase(clock=clock, faults=faults)
+        database = FaultyDatabase(clock=clock, faults=faults)
         faults.at_commits(Fault.COMMIT_LATE)
         faults.at_landings(2.0)
         with pytest.raises(CommitUnknown):
@@ -106,7 +107,7 @@ class TestFaults:
     def test_a_late_commit_lands_between_the_look_and_the_commit_of_another(self) -> None:
         faults, clock = Faults(), ManualClock()
         faults.landing = lambda: (4.0, True)
-        database = MemoryDatabase(clock=clock, faults=faults)
+        database = FaultyDatabase(clock=clock, faults=faults)
         faults.at_commits(Fault.COMMIT_LATE)
         with pytest.raises(CommitUnknown):
             commit(database, lambda tr: tr.set(b"a", b"late"))
@@ -119,7 +120,7 @@ class TestFaults:
     @pytest.mark.parametrize("blind", [False, True])
     def test_a_late_commit_conflicts_with_what_came_after_it_was_sent(self, blind: bool) -> None:
         faults, clock = Faults(), ManualClock()
-        database = MemoryDatabase(clock=clock, faults=faults)
+        database = FaultyDatabase(clock=clock, faults=faults)
         commit(database, lambda tr: tr.set(b"a", b"before"))
         tr = database.begin(timeout_s=5)
         tr.add_read_conflict_key(b"a") if blind else tr.get(b"a")
@@ -136,7 +137,7 @@ class TestFaults:
 
     def test_a_late_commit_is_too_old_after_five_seconds_of_its_transaction(self) -> None:
         faults, clock = Faults(), ManualClock()
-        database = MemoryDatabase(clock=clock, faults=faults)
+        database = FaultyDatabase(clock=clock, faults=faults)
         tr = database.begin(timeout_s=60)
         tr.get(b"a")
         clock.advance(3)
@@ -148,20 +149,20 @@ class TestFaults:
         clock.advance(5)
         assert read(database, b"a") is None
 
-    def test_a_lost_watch(self, database: MemoryDatabase, faults: Faults) -> None:
+    def test_a_lost_watch(self, database: FaultyDatabase, faults: Faults) -> None:
         faults.at_watches(Fault.WATCH_LOST)
         _, lost = arm(database, b"bell")
         commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
         assert not lost.is_set()
 
     def test_a_watch_that_fires_for_nothing(self) -> None:
-        database = MemoryDatabase(clock=ManualClock(), faults=Faults(rates={Fault.WATCH_FOR_NOTHING: 1.0}))
+        database = FaultyDatabase(clock=ManualClock(), faults=Faults(rates={Fault.WATCH_FOR_NOTHING: 1.0}))
         _, fired = arm(database, b"bell")
         commit(database, lambda tr: tr.set(b"a", b"1"))
         assert fired.is_set()
 
     def test_blind_writers_never_conflict_by_chance(self) -> None:
-        database = MemoryDatabase(clock=ManualClock(), faults=Faults(rates={Fault.CONFLICT: 1.0}))
+        database = FaultyDatabase(clock=ManualClock(), faults=Faults(rates={Fault.CONFLICT: 1.0}))
         commit(database, lambda tr: tr.set(b"a", b"1"))
         with pytest.raises(Conflict):
             commit(database, lambda tr: (tr.get(b"a"), tr.set(b"a", b"2")))
@@ -169,7 +170,7 @@ class TestFaults:
     def test_the_same_seed_gives_the_same_life(self) -> None:
         def live() -> list[tuple[bytes, bytes]]:
             rates = dict.fromkeys(Fault, 0.1)
-            database = MemoryDatabase(clock=ManualClock(), faults=Faults(random.Random(7), rates))
+            database = FaultyDatabase(clock=ManualClock(), faults=Faults(random.Random(7), rates))
             for i in range(200):
                 with contextlib.suppress(StoreError):
                     commit(database, lambda tr: (tr.get(b"a"), tr.set_versionstamped_key(b"q", b"", b"%d" % i)))  # noqa: B023
@@ -180,7 +181,7 @@ class TestFaults:
 
 
 def test_old_versions_are_forgotten() -> None:
-    database = MemoryDatabase(clock=ManualClock())
+    database = FaultyDatabase(clock=ManualClock())
     for i in range(500):
         commit(database, lambda tr: (tr.set(b"a", b"%d" % i), tr.set(b"gone/%d" % i, b"")))  # noqa: B023
         commit(database, lambda tr: tr.clear(b"gone/%d" % i))  # noqa: B023
@@ -190,7 +191,7 @@ def test_old_versions_are_forgotten() -> None:
 
 
 def test_a_reader_keeps_its_version_while_others_write() -> None:
-    database = MemoryDatabase(clock=ManualClock())
+    database = FaultyDatabase(clock=ManualClock())
     commit(database, lambda tr: (tr.set(b"a", b"old"), tr.set(b"b", b"old")))
     reader = database.begin(timeout_s=5)
     assert reader.get(b"a") == b"old"
@@ -204,7 +205,7 @@ def test_a_reader_keeps_its_version_while_others_write() -> None:
 
 def test_versions_follow_the_clock() -> None:
     clock = ManualClock()
-    database = MemoryDatabase(clock=clock)
+    database = FaultyDatabase(clock=clock)
 
     def stamp() -> int:
         commit(database, lambda tr: tr.set_versionstamped_value(b"v"))
@@ -216,7 +217,7 @@ def test_versions_follow_the_clock() -> None:
 
 
 def test_costs() -> None:
-    counted = CountingDatabase(MemoryDatabase(clock=ManualClock()))
+    counted = CountingDatabase(FaultyDatabase(clock=ManualClock()))
 
     def body(tr: Transaction) -> None:
         tr.get(b"a")

@@ -17,14 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.store import number, read
 from kit.costs import CountingDatabase
+from kit.faults import Fault, Faults, FaultyDatabase, Interrupted
 
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.process.duties import LEFT_TTL_S
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import LONGEST_DOUBT_S, Doubt, Patience, Retry
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults, Interrupted
-from kombu_fdb.testing.memory import MemoryDatabase
 
 N = b"n"
 LOST = (Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED)
@@ -35,7 +34,7 @@ class Bench:
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
         self.clock = ManualClock()
-        self.database = MemoryDatabase(clock=self.clock, faults=self.faults)
+        self.database = FaultyDatabase(clock=self.clock, faults=self.faults)
         self.counted = CountingDatabase(self.database)
         self.retry = Retry(self.counted, self.clock, random.Random(0), token_key=lambda number: b"token/%d" % number)
         self.runs = 0

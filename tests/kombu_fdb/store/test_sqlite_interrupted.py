@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from kit.conformance.store import TIMEOUT_S, arm, retry_on
+from kit.faults import Interrupted
 from kit.interruption import interrupt
 from kit.processes import Program
 
@@ -23,7 +24,6 @@ from kombu_fdb import store
 from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.testing.faults import Interrupted
 
 pytestmark = pytest.mark.process
 

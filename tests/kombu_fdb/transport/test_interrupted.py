@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from kit.faults import Fault, Faults, FaultyDatabase, Interrupted
 from kit.interruption import interrupt, runs_handlers
 from kit.processes import until
 from kombu import Connection
@@ -32,7 +33,6 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client, client_session, session_threads
 from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.store import retry
-from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel, connection, envelope, unacked
 from kombu_fdb.transport.consuming import dispatch, fetcher, receiver
@@ -64,7 +64,7 @@ def tokens(request: pytest.FixtureRequest) -> Faults | None:
 @pytest.fixture
 def broker(tokens: Faults | None) -> Iterator[Broker]:
     url = f"fdb+memory://{random_id().hex()}"
-    with MemoryStores(tokens), Broker.open(url, delivery_limit=None) as broker:
+    with MemoryStores(lambda: FaultyDatabase(faults=tokens)), Broker.open(url, delivery_limit=None) as broker:
         yield broker
 
 
@@ -180,7 +180,7 @@ def test_a_session_whose_opening_was_interrupted_is_not_kept(broker: Broker) -> 
 
 def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None) -> None:
     url = f"fdb+memory://{random_id().hex()}"
-    with MemoryStores(tokens), Broker.open(url) as broker, Connection(url) as connection:
+    with MemoryStores(lambda: FaultyDatabase(faults=tokens)), Broker.open(url) as broker, Connection(url) as connection:
         queue: Queue = broker.queue("q")
         connection.Producer(auto_declare=False).publish("x", routing_key="q")
         connection.default_channel.basic_get("q").requeue()
@@ -230,7 +230,7 @@ def test_what_interrupts_the_opening_of_a_message_says_nothing_of_it(how: str, e
 def test_a_rejection_for_later_that_is_interrupted_anywhere_happens_once(tokens: Faults | None) -> None:
     """It is made, and takes no place, or the message is held as before; no call stays open for good."""
     url = f"fdb+memory://{random_id().hex()}"
-    with MemoryStores(tokens), Broker.open(url) as broker, Connection(url) as connection:
+    with MemoryStores(lambda: FaultyDatabase(faults=tokens)), Broker.open(url) as broker, Connection(url) as connection:
         queue: Queue = broker.queue("q")
         own, got = connection.default_channel, list[Any]()
 
@@ -342,7 +342,10 @@ def test_a_cancel_that_is_interrupted_while_it_waits_stops_no_receiver() -> None
 
 
 def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated() -> None:
-    with MemoryStores(Faults()), Broker.open(f"fdb+memory://{random_id().hex()}") as broker:
+    with (
+        MemoryStores(lambda: FaultyDatabase(faults=Faults())),
+        Broker.open(f"fdb+memory://{random_id().hex()}") as broker,
+    ):
         engine, stored = broker._engine, 0
 
         def put() -> None:
@@ -359,7 +362,10 @@ def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated() -> No
 
 def test_a_consumer_that_is_interrupted_after_the_commit_holds_nothing() -> None:
     faults = Faults()
-    with MemoryStores(faults), Broker.open(f"fdb+memory://{random_id().hex()}") as broker:
+    with (
+        MemoryStores(lambda: FaultyDatabase(faults=faults)),
+        Broker.open(f"fdb+memory://{random_id().hex()}") as broker,
+    ):
         queue = broker.queue("q")
         queue.put("x")
         queue.take(timeout=0).release()  # type: ignore[union-attr]
@@ -447,7 +453,7 @@ def test_a_consumer_whose_thread_could_not_start_can_be_made_again(monkeypatch: 
 
 def test_a_consumer_that_was_registered_without_an_answer_leaves() -> None:
     faults = Faults()
-    with MemoryStores(faults), Connection(f"fdb+memory://{random_id().hex()}") as kombu:
+    with MemoryStores(lambda: FaultyDatabase(faults=faults)), Connection(f"fdb+memory://{random_id().hex()}") as kombu:
         channel = kombu.default_channel
         channel.queue_declare("q")
         channel.basic_consume("q", True, print, "tag")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kit.faults import Interrupted
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import random_id
@@ -17,7 +18,6 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 
 THREADS = 10

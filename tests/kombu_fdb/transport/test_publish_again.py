@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from kit.conformance.queue import Bench
+from kit.faults import Fault, Faults, FaultyDatabase, Interrupted
 from kombu import Connection
 
 from kombu_fdb import Broker
@@ -19,8 +20,6 @@ from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.store.retry import LONGEST_DOUBT_S, Retry
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults, Interrupted
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel
 
@@ -46,7 +45,7 @@ def faults() -> Faults:
 
 @pytest.fixture
 def stores(faults: Faults) -> Iterator[MemoryStores]:
-    with MemoryStores(faults) as stores:
+    with MemoryStores(lambda: FaultyDatabase(faults=faults)) as stores:
         yield stores
 
 
@@ -134,7 +133,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def bench(clock: ManualClock, faults: Faults) -> Bench:
-    bench = Bench(MemoryDatabase(clock=clock, faults=faults))
+    bench = Bench(FaultyDatabase(clock=clock, faults=faults))
     bench.clock = clock
     bench.engine = bench.another()
     return bench
@@ -150,7 +149,7 @@ def publish(bench: Bench, *texts: str) -> list[list[str]]:
 
 def stored(bench: Bench) -> list[str]:
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     database.land_late_commits()
     return sorted(payload.decode() for payload in bench.payloads())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from kit.faults import Interrupted
 from kit.simulation.process import Frame
 from kit.simulation.world import OPTIONS, World
 from kombu_fdb.engine.facade.engine import Engine
@@ -12,7 +13,6 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
-from kombu_fdb.testing.faults import Interrupted
 
 # What goes wrong is in the plan, and is no news.
 logging.getLogger(Client.__module__).addHandler(logging.NullHandler())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kit.duties import promote_all
+from kit.faults import Interrupted
 from kit.simulation.ledgers.rights import Once
 from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Frame, Killed, Process
@@ -12,7 +13,6 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
 from kombu_fdb.model import Lease, Publication, SessionId
-from kombu_fdb.testing.faults import Interrupted
 
 #: How long a consumer waits for its watches before it looks by itself.
 POLL_S = 12.0

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.inspection.browse import DryRun
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.testing.memory import MemoryDatabase
 
 KEYS = [b"%d" % number for number in range(10)]
 FIRST = dict.fromkeys(KEYS[::2], b"stored")
@@ -25,8 +25,8 @@ writes = st.lists(
 ranges = st.tuples(st.sampled_from(KEYS), st.sampled_from([*KEYS, b"x"]), st.integers(0, 4))
 
 
-def filled() -> MemoryDatabase:
-    database = MemoryDatabase()
+def filled() -> FaultyDatabase:
+    database = FaultyDatabase()
     tr = database.begin(timeout_s=5)
     for key, value in FIRST.items():
         tr.set(key, value)

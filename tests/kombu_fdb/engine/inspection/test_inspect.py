@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.facade import inspection
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, QueueControl, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 50])
@@ -124,7 +124,7 @@ def test_a_queue_with_keys_says_how_to_see_its_last_message(bench: Bench) -> Non
 
 
 def test_a_lease_that_can_not_be_read_hides_no_task() -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.write(lambda tr: tr.set(bench.engine.keys.lease(bytes(16), 0), b"\xff"))
     bench.put(b"a", task_id="other")
     bench.put(b"b", task_id="t")

@@ -10,11 +10,10 @@ from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 from kit.duties import promote_all
+from kit.faults import Fault, FaultyDatabase
 
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.model import Publication, Spot, View
-from kombu_fdb.testing.faults import Fault
-from kombu_fdb.testing.memory import MemoryDatabase
 
 SOON_MS = 2**40
 LOST = [
@@ -110,7 +109,7 @@ def test_a_changed_replay_whose_answer_is_lost_happens_once(bench: Bench, faults
 
 @pytest.mark.parametrize("others", [0, 1_000])
 def test_what_it_costs_does_not_grow_with_the_queue(others: int) -> None:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.put(*[b"x"] * (others + 1))
     seen = spot(bench)
@@ -126,7 +125,7 @@ def test_what_it_costs_does_not_grow_with_the_queue(others: int) -> None:
 
 @pytest.mark.parametrize("number", [600, 6_000])
 def test_a_part_of_a_purge_costs_the_same_in_a_queue_of_any_length(number: int) -> None:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     for _ in range(number // 600):
         bench.engine.publisher.publish([Publication("", "q", b"x")] * 600)
@@ -138,7 +137,7 @@ def test_a_part_of_a_purge_costs_the_same_in_a_queue_of_any_length(number: int) 
 @pytest.mark.parametrize("number", [30, 3_000])
 @pytest.mark.parametrize("prefix", ["", "b"])
 def test_a_page_of_keys_costs_what_it_shows(number: int, prefix: str) -> None:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.engine.publisher.publish(
         [Publication("", "q", b"x", key=f"{letter}{each}") for letter in "abc" for each in range(number // 3)]

@@ -6,13 +6,12 @@ import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
+from kit.faults import Fault, FaultyDatabase
 
 from kombu_fdb.engine.messages import move as module
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import KeyLimits, Listed, Publication, StoredMessage, View
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.faults import Fault
-from kombu_fdb.testing.memory import MemoryDatabase
 
 IMPORT = b"import".ljust(16)
 LOST = [
@@ -194,7 +193,7 @@ def test_a_move_takes_as_much_as_a_transaction_holds(bench, monkeypatch):
 
 @pytest.mark.parametrize("backlog", [0, 1_000])
 def test_what_a_move_costs_does_not_grow_with_the_queues(backlog):
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     for queue in ("q", "other"):
         bench.engine.publisher.publish([Publication("", queue, b"x")] * (backlog + 1))

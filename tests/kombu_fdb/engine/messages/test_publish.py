@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, CountingTransaction
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 LARGE = b"x" * (INLINE_BYTES + 1)
 
@@ -99,7 +99,7 @@ def test_a_payload_that_fits_into_its_record_stands_there(bench: Bench) -> None:
 
 def test_only_what_empties_itself_is_stored_on_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is told of all else (``Transaction.fill``)."""
-    bench = Bench(CountingDatabase(MemoryDatabase()))
+    bench = Bench(CountingDatabase(FaultyDatabase()))
     bench.engine.queues.declare(QueueDeclaration("events", arguments={"x-message-ttl": 5000, "x-expires": 60_000}))
     told: list[bool] = []
     monkeypatch.setattr(CountingTransaction, "fill", lambda _: told.append(True))
@@ -111,7 +111,7 @@ def test_only_what_empties_itself_is_stored_on_a_disk_that_is_nearly_full(monkey
 
 @pytest.mark.parametrize("keys", [1, 500])
 def test_capacities_of_all_keys_of_a_batch_are_read_at_once(keys: int) -> None:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.engine.queues.limit("q", "another", KeyLimits(capacity=3))
     batch = [Publication("", "q", b"x", key=f"k{number % keys}") for number in range(500)]
@@ -123,7 +123,7 @@ def test_capacities_of_all_keys_of_a_batch_are_read_at_once(keys: int) -> None:
 
 def test_a_delayed_message_needs_no_room_in_its_key() -> None:
     """As the retry of a running task, whose place others have taken meanwhile."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", KeyLimits(capacity=2))
     bench.engine.publisher.publish([Publication("", "q", b"x", key="k")] * 2)
     bench.engine.publisher.publish([Publication("", "q", b"retry", key="k", due_ms=bench.clock.wall_ms() + 10)])

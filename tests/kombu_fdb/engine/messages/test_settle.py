@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.keyspace.codec import Message, encode_lease
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     yield bench
     bench.check()
 
@@ -56,7 +56,7 @@ def test_a_record_that_can_not_be_read_does_not_come_back(bench: Bench) -> None:
 @pytest.mark.parametrize("verb", ["ack", "release", "reject"])
 def test_a_lease_that_can_not_be_read_stays_among_those_that_are_settled(verb: str) -> None:
     """Leases with numbers in a row are cleared at once; the sweep keeps this one for a person to look at."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.put(b"a", b"b", b"c")
     leases = [each.lease for each in bench.take()]
     rows = [bench.engine.keys.lease(*each) for each in leases]
@@ -72,7 +72,7 @@ def test_a_lease_that_can_not_be_read_stays_among_those_that_are_settled(verb: s
 @pytest.mark.parametrize("is_a_lease", [False, True])
 def test_a_stray_row_stays_between_leases_that_are_settled(verb: str, is_a_lease: bool) -> None:
     """And each lease is found, however many of those there are."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.put(b"a", b"b", b"c")
     leases = [each.lease for each in bench.take()]
     row = bench.engine.keys.lease(*leases[0])

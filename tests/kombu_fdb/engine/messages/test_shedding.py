@@ -8,18 +8,17 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
+from kit.faults import Fault, FaultyDatabase
 
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.faults import Fault
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase(), task_ids=True)
+    bench = Bench(FaultyDatabase(), task_ids=True)
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 2}))
     bench.put(b"a", b"b")
     yield bench
@@ -151,7 +150,7 @@ def test_of_keys_with_as_many_messages_the_oldest_gives_way(bench: Bench) -> Non
 
 @pytest.mark.parametrize("keys", [30, 300])
 def test_what_it_costs_does_not_grow_with_the_keys(keys: int) -> None:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     for key in range(keys):
         fill(bench, f"k{key:03}", 2)

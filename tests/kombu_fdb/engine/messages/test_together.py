@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
+from kit.faults import Fault, Faults, FaultyDatabase
 
 from kombu_fdb.engine.messages import publish
 from kombu_fdb.errors import MessageTooLarge, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.testing.faults import Fault, Faults
-from kombu_fdb.testing.memory import MemoryDatabase
 
 KEY = b"an unrelated key"
 
@@ -35,7 +34,7 @@ def faults() -> Faults:
 
 @pytest.fixture
 def bench(faults: Faults) -> Bench:
-    return Bench(MemoryDatabase(faults=faults))
+    return Bench(FaultyDatabase(faults=faults))
 
 
 def test_all_in_one_transaction(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 from kit.duties import promote_all, replay
+from kit.faults import Fault, FaultyDatabase
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.engine.stored import copies, session
@@ -19,8 +20,6 @@ from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.retry import LONGEST_DOUBT_S
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault
-from kombu_fdb.testing.memory import MemoryDatabase
 
 #: What each verb is put to; every order of faults is in ``store/test_retry.py``.
 LOST = [
@@ -31,7 +30,7 @@ LOST = [
 
 def lose(bench: Bench, faults: tuple[Fault, ...]) -> None:
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     database.faults.at_commits(*faults)
 
 
@@ -160,16 +159,16 @@ def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench: Bench) -
 def clocked() -> Bench:
     """Commits land late by the bench's clock."""
     clock = ManualClock()
-    bench = Bench(MemoryDatabase(clock=clock))
+    bench = Bench(FaultyDatabase(clock=clock))
     bench.clock = clock
     bench.engine = bench.another()
     return bench
 
 
-def lose_burial(bench: Bench, burial: Burial, lands_s: float | None, copied_in: int = 0) -> MemoryDatabase:
+def lose_burial(bench: Bench, burial: Burial, lands_s: float | None, copied_in: int = 0) -> FaultyDatabase:
     """``copied_in``: transactions that copy its chunks beforehand."""
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     database.faults.at_commits(*[None] * copied_in, Fault.COMMIT_LATE)
     database.faults.at_landings(lands_s)
     with pytest.raises(CommitUnknown):
@@ -210,7 +209,7 @@ def test_a_burial_in_doubt_for_too_long_is_repeated_as_another_message(clocked: 
 def lose_claim(bench: Bench, lands_s: float | None) -> int:
     """A claim whose commit lands so late, if at all. Returns the number of its first lease."""
     database = bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     lose(bench, (Fault.COMMIT_LATE,))
     database.faults.at_landings(lands_s)
     first = bench.engine.messages.reserve()
@@ -223,7 +222,7 @@ def lose_claim(bench: Bench, lands_s: float | None) -> int:
 def test_what_a_claim_of_unknown_outcome_leased_is_recovered(lands_s: float | None) -> None:
     """Also if it would land after the recovery has looked."""
     clock = ManualClock()
-    bench = Bench(MemoryDatabase(clock=clock))
+    bench = Bench(FaultyDatabase(clock=clock))
     bench.clock = clock
     bench.put(b"a", b"b", b"c")
     (known,) = bench.take(1)
@@ -240,7 +239,7 @@ def test_a_claim_that_lands_between_the_look_of_its_recovery_and_that_ones_commi
     clocked: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = clocked.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     clocked.put(b"a", b"b")
     first = lose_claim(clocked, 3.0)
     look = session.leases_of_claim

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.model import ClaimTerms, KeyLimits
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(MemoryDatabase())
+    return Bench(FaultyDatabase())
 
 
 def hungry(bench: Bench, *queues: str, tag: str = "one") -> set[str]:

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.metrics import totals
@@ -20,7 +21,6 @@ from kombu_fdb.engine.metrics.totals import (
 from kombu_fdb.model import ClaimTerms, Publication
 from kombu_fdb.process.duties import LEFT_INTERVAL_S
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_several_processes_fold_the_same_keys_once(bench, monkeypatch):
 def test_what_is_added_during_a_fold_is_not_lost(bench, database):
     publish(bench, "a", "b")
     bench.engine.upkeep.flush_totals()
-    if isinstance(database, MemoryDatabase):
+    if isinstance(database, FaultyDatabase):
 
         def once():
             database.before_commit = None
@@ -248,7 +248,7 @@ def test_the_totals_of_a_queues_keys_go_with_it(bench):
 
 
 def test_what_waits_to_be_written_is_bounded_and_complete():
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     counted = bench.engine.transactions.totals
     for number in range(3 * KINDS_PENDING):
         counted.note({("q", "published"): 1, ("q", "published", f"k{number}"): 1})
@@ -260,7 +260,7 @@ def test_what_waits_to_be_written_is_bounded_and_complete():
 
 
 def test_what_a_flush_could_not_write_is_written_later():
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     publish(bench, "k")
 
     def interruption():
@@ -277,7 +277,7 @@ def test_what_a_flush_could_not_write_is_written_later():
 
 def test_keys_take_no_room_from_queues(monkeypatch):
     monkeypatch.setattr(totals, "MOST_PENDING", 3)
-    counted = Bench(MemoryDatabase()).engine.transactions.totals
+    counted = Bench(FaultyDatabase()).engine.transactions.totals
     counted.share()
     for queue in "abcd":
         counted.note({(queue, "published"): 1, **{(queue, "published", f"k{number}"): 1 for number in range(9)}})
@@ -287,7 +287,7 @@ def test_keys_take_no_room_from_queues(monkeypatch):
 
 
 def test_a_key_costs_a_transaction_nothing_between_the_shares_and_no_read_with_one():
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     publish(bench, "k")
     paid = []

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.metrics import samples
@@ -17,7 +18,6 @@ from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.model import Lease
 from kombu_fdb.process.duties import SAMPLING
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 HOUR, DAY = SERIES["hour"], SERIES["day"]
 
@@ -185,7 +185,7 @@ def test_a_row_holds_the_longest_names():
 
 def test_what_a_sample_costs():
     """Counters and totals of all queues, the heads of those that wait; one row for each series."""
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.put(b"1")
     bench.engine.upkeep.flush_totals()

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.scheduling.key_limits import (
@@ -19,7 +20,6 @@ from kombu_fdb.engine.scheduling.key_limits import (
 )
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 #: Ten messages at once, and one each four seconds.
 SLOW = KeyLimits(rate=0.25, burst=10)
@@ -90,7 +90,7 @@ def test_no_more_rows_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("tokens", "early_ms"), [(10.0, 0), (2.0, 32_000), (12.0, 0)])
 def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens: float, early_ms: int) -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", SLOW)
     key, now_ms = bench.engine.keys.bucket("q", "k"), bench.clock.wall_ms()
     bench.write(lambda tr: tr.set(key, key_limits.encode(Bucket(tokens, now_ms))))
@@ -104,7 +104,7 @@ def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens: float, earl
 
 @pytest.mark.parametrize(("value", "rate"), [(b"garbage", 0.25), (key_limits.encode(Bucket(0.0, 2**60)), None)])
 def test_an_unusable_bucket_goes_at_once(value: bytes, rate: float | None) -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", KeyLimits(rate=rate, max_in_flight=5))
     bench.write(lambda tr: tr.set(bench.engine.keys.bucket("q", "k"), value))
     bench.engine.upkeep.clear_buckets_part(b"")
@@ -113,7 +113,7 @@ def test_an_unusable_bucket_goes_at_once(value: bytes, rate: float | None) -> No
 
 def test_buckets_are_cleared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_limits, "BUCKETS_PER_PART", 2)
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     for key in "abcde":
         bench.write(lambda tr, key=key: tr.set(bench.engine.keys.bucket("q", key), b"?"))
     begins, begin = [bench.engine.keys.all_buckets[0]], b"begin"
@@ -129,7 +129,7 @@ def test_buckets_are_cleared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bucket_that_is_used_while_it_is_to_go_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", SLOW)
     row = bench.engine.keys.bucket("q", "k")
     bench.write(lambda tr: tr.set(row, key_limits.encode(Bucket(10.0, 0))))

@@ -10,10 +10,10 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 from kit.duties import promote_all
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def keyed(delivery: Delivery) -> tuple[str, int]:
@@ -121,7 +121,7 @@ def paid(counted: CountingDatabase, verb: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("others", [0, 3000])
 def test_round_trips_do_not_grow_with_keys_or_messages(others: int) -> None:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.engine.publisher.publish([Publication("", "q", b"0", key=f"k{number % 1500}") for number in range(others)])
     for _ in range(others // 200):

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 from kit.machines import Machine, run
 from kit.simulation import twin
 
 from kombu_fdb.model import Delivery, KeyLimits, QueueControl
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 keys = st.sampled_from(["", "a", "b", "c"])
 #: A rate is time's and not the ring's: ``test_rates.py`` has it.
@@ -231,7 +231,7 @@ def live(history: Callable[[Ring], None]) -> None:
     """One history, with what must hold after it."""
 
     class InMemory(Ring):
-        database = MemoryDatabase(clock=ManualClock())  # no transaction is too old on a busy machine
+        database = FaultyDatabase(clock=ManualClock())  # no transaction is too old on a busy machine
 
     ring = InMemory()
     history(ring)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from kit.conformance.queue import Bench
 from kit.duties import promote_all
+from kit.faults import FaultyDatabase
 from kit.machines import Machine, run
 
 from kombu_fdb.engine.scheduling.fair import ARRIVALS
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.testing.memory import MemoryDatabase
 
 keys = st.sampled_from(["", "a", "b", "c", "d"])
 priorities = st.sampled_from([0, 0, 0, 5, 9])
@@ -186,7 +186,7 @@ def test_the_order(database: Database, examples: int) -> None:
 
 def test_no_newcomer_is_always_the_last() -> None:
     """More come before each claim than one can admit, all with arrivals in front of this one's."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     names = (f"n{number}" for number in range(10**6))
     bench.put(b"here", key=next(name for name in names if crc32(name.encode()) % BUCKETS == BUCKETS - 1))
     for _claim in range(100):
@@ -207,7 +207,7 @@ def _doors(bench: Bench, bucket: int) -> list[Any]:
 
 def test_by_age_no_turn_is_served_twice_by_a_claim() -> None:
     """Its place changes with its next message; behind a blocked key stand those only that stood there before."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.change_control("q", ageing=5)
     for key, payload in (("first", b"0"), ("z", b"z1"), ("k", b"k1"), ("z", b"z2"), ("z", b"z3")):
         bench.put(payload, key=key)

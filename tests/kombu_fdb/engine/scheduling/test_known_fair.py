@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 from kit.duties import promote_all
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits
-from kombu_fdb.testing.memory import MemoryDatabase
 
 KEYS = "", "", "a", "b", "c/1", "c/2", "d/1"
 QUEUES: list[list[str]] = [["q"], ["q", "p"], ["p", "q"], ["q", "p", "x", "y"], ["q", "p", "x", "y", "z"]]
@@ -38,7 +38,7 @@ CONTROLS: tuple[dict[str, Any], ...] = (
 class History:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.knows, self.forgets = Bench(MemoryDatabase()), Bench(MemoryDatabase())
+        self.knows, self.forgets = Bench(FaultyDatabase()), Bench(FaultyDatabase())
         self.benches = self.knows, self.forgets
         self.held: list[tuple[Delivery, Delivery]] = []
         self.sent = 0

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 from kit.duties import promote_all
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import key_limits
@@ -17,7 +18,6 @@ from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 HOUR_S = 3600.0
 
@@ -26,7 +26,7 @@ class Fleet:
     """Consumers of one key with a rate, and the promoter, each with a wall clock of its own."""
 
     def __init__(self, limits: KeyLimits, skews_s: Sequence[float], promoter_s: float = 0.0) -> None:
-        self.bench = Bench(MemoryDatabase())
+        self.bench = Bench(FaultyDatabase())
         self.clocks = [ManualClock() for _ in [*skews_s, promoter_s]]
         for clock, skew_s in zip(self.clocks, [*skews_s, promoter_s], strict=True):
             clock.jump_wall(skew_s)
@@ -216,7 +216,7 @@ def test_a_rate_and_a_limit_in_flight_both_count() -> None:
 def test_a_bucket_filled_at_the_last_moment_is_credited() -> None:
     """Its moment is the last one a row can hold."""
     now_ms, last_ms = 1_000, 2**64 - 1
-    database = MemoryDatabase()
+    database = FaultyDatabase()
     bench = Bench(database)
     row = bench.engine.keys.bucket("q", "a"), key_limits.encode(key_limits.Bucket(0.0, last_ms))
     bench.engine.queues.limit("q", "a", KeyLimits(rate=1, burst=1))

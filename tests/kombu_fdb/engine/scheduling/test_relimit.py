@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
-from kombu_fdb.testing.memory import MemoryDatabase
 
 ONE = KeyLimits(max_in_flight=1)
 
@@ -130,7 +130,7 @@ def test_in_parts_as_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def parked(keys: int) -> tuple[Bench, CountingDatabase]:
-    counted = CountingDatabase(MemoryDatabase())
+    counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
     for start in range(0, keys, 1000):

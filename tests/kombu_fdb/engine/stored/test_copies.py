@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 GRAVES = ("one", "two", "three")
 
 
 def test_a_copy_that_was_cut_short_is_begun_anew() -> None:
     """The message is acknowledged between two parts of its copy; its id comes again, from outside of the store."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     for grave in GRAVES:
         bench.engine.queues.declare(QueueDeclaration(grave))
@@ -35,7 +35,7 @@ def test_a_copy_that_was_cut_short_is_begun_anew() -> None:
 
 def acknowledge_at_commit(bench: Bench, number: int, lease: Lease) -> None:
     database, other, left = bench.database, bench.another(), [number]
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
 
     def hook() -> None:
         left[0] -= 1

@@ -9,12 +9,12 @@ from contextlib import suppress
 import pytest
 from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import QueueNotFound, SessionLost
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 SINGLE = {"x-single-active-consumer": True}
 
@@ -104,7 +104,7 @@ VERBS: dict[str, Callable[[Holder], object]] = {
 
 @pytest.fixture
 def holder() -> Holder:
-    return Holder(Bench(MemoryDatabase()))
+    return Holder(Bench(FaultyDatabase()))
 
 
 def check(holder: Holder) -> None:
@@ -125,7 +125,7 @@ def test_a_session_that_was_fenced_leaves_nothing_in_its_name(holder: Holder, ve
 @pytest.mark.parametrize("verb", VERBS)
 def test_nor_does_one_that_is_fenced_just_before_the_commit(holder: Holder, verb: str) -> None:
     database = holder.bench.database
-    assert isinstance(database, MemoryDatabase)
+    assert isinstance(database, FaultyDatabase)
     commits = 0
 
     def end() -> None:

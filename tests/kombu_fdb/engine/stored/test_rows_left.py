@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 from kit.duties import promote_all
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
-from kombu_fdb.testing.memory import MemoryDatabase
 
 HOUR, DAY, WEEK = SERIES["hour"], SERIES["day"], SERIES["week"]
 
@@ -39,7 +39,7 @@ STANDING = {
 @pytest.fixture
 def bench() -> Bench:
     """Without ids of tasks, which have rows of their own."""
-    return Bench(MemoryDatabase())
+    return Bench(FaultyDatabase())
 
 
 def rows(bench: Bench) -> Counter[str]:

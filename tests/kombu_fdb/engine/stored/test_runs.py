@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.stored import parts
 from kombu_fdb.errors import Conflict
-from kombu_fdb.testing.memory import MemoryDatabase
 
 ROWS = [b"b", b"c", b"d"]
 
 
 def taken_while(written: bytes, run: list[bytes]) -> list[bytes]:
     """What is left of all rows. Raises ``Conflict``."""
-    database = MemoryDatabase()
+    database = FaultyDatabase()
     before, taking, meanwhile, after = (database.begin(timeout_s=1) for _ in range(4))
     for key in (b"a", *ROWS, b"e"):
         before.set(key, b"")

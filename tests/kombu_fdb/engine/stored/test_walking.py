@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.stored.parts import rows_from
 from kombu_fdb.store.protocol import KeyValue, Transaction
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def store(key: bytes, value: bytes, tr: Transaction) -> None:
@@ -22,7 +22,7 @@ ROWS = [(b"~%c%d" % (letter, number), b"%d" % number) for letter in b"ac" for nu
 
 @pytest.mark.parametrize("most", range(1, 10))
 def test_each_row_comes_once_and_in_order(most: int) -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     for key, value in [*ROWS, (b"~b", b"between"), (b"~f", b"behind")]:
         bench.write(partial(store, key, value))
     found: list[KeyValue] = []

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb import InvalidArgument
 from kombu_fdb.engine.topology import ARGUMENT_KINDS, check
 from kombu_fdb.primitives.ranges import MOST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 EDGES = {
     "x-message-ttl": (0, MOST),
@@ -78,4 +78,4 @@ def test_a_queues_flags_are_true_or_false(flag: str) -> None:
 def test_an_exchanges_flags_are_true_or_false(flag: str) -> None:
     flags: dict[str, Any] = {flag: "no"}
     with pytest.raises(InvalidArgument, match=f"{flag} must be true or false"):
-        Bench(MemoryDatabase()).engine.queues.declare_exchange(Exchange("e", "direct", **flags))
+        Bench(FaultyDatabase()).engine.queues.declare_exchange(Exchange("e", "direct", **flags))

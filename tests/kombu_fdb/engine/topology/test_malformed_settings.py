@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, encode_lease
@@ -13,7 +14,6 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.primitives.ranges import LONGEST_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 ODD = [b"\xff", b"[", b"{}", b"[1]", b'{"weight":0}', b'[true,false,false,{"x-expires":"soon"}]']
 #: Of these, what can't be read hands out nothing.
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Callable[[Keyspace], bytes]] = {
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(MemoryDatabase())
+    return Bench(FaultyDatabase())
 
 
 @pytest.mark.parametrize("value", ODD)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 from kit.duties import promote_all, replay
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import KEPT_MS
@@ -20,7 +21,6 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.duty_cycle import DutyCycle
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
 
 WINDOW_MS = 300_000
 
@@ -53,7 +53,7 @@ def pass_time(hosts: list[Host], seconds: float) -> None:
 @pytest.mark.parametrize("ahead_s", [-86_400, -600, 600, KEPT_MS / 1000 - 1])
 def test_a_consumers_clock_ends_no_dedup_window(ahead_s: float) -> None:
     """Its duties clear what is over; up to a quarter of an hour ahead they clear nothing too early."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     publisher, consumer = hosts = [Host(bench, 0), Host(bench, ahead_s)]
     duties = consumer.duties()
     publisher.once()
@@ -71,7 +71,7 @@ def test_a_consumers_clock_ends_no_dedup_window(ahead_s: float) -> None:
 def test_a_dedup_window_is_wrong_by_how_far_its_publishers_are_apart_at_most(
     first_s: int, second_s: int, later_s: int
 ) -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     one, two = hosts = [Host(bench, first_s), Host(bench, second_s)]
     one.once()
     pass_time(hosts, later_s)
@@ -91,7 +91,7 @@ def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most
     publisher_s: int, consumers_s: list[int], later_s: int
 ) -> None:
     """Of several consumers the first that sees it decides."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     publisher, *consumers = hosts = [Host(bench, publisher_s), *(Host(bench, each) for each in consumers_s)]
     publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=WINDOW_MS)])
     pass_time(hosts, later_s)
@@ -107,14 +107,14 @@ def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most
 @pytest.mark.parametrize("behind_s", [0, 1, 86_400])
 def test_a_lifetime_of_no_length_is_over_by_every_clock(behind_s: float) -> None:
     """A claim may have read its clock before the publish that it waited for."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     publisher, consumer = Host(bench, 0), Host(bench, -behind_s)
     publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=0)])
     assert not consumer.engine.messages.claim(consumer.session, ["q"], 1)
 
 
 def test_a_message_that_has_expired_by_every_clock_is_not_rescheduled() -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     publisher, operator = Host(bench, 600), Host(bench, 0)
     publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=0)])
     (listed,) = operator.engine.inspect.page("q", View("ready"), 10).messages
@@ -123,7 +123,7 @@ def test_a_message_that_has_expired_by_every_clock_is_not_rescheduled() -> None:
 
 
 def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_message() -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     publisher, ahead, consumer = Host(bench, 0), Host(bench, 59), Host(bench, 0)
     publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=60_000)])
     (delivery,) = ahead.engine.messages.claim(ahead.session, ["q"], 1)
@@ -137,7 +137,7 @@ def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_mess
 @pytest.mark.parametrize("queue", ["q", "q.dead"], ids=["after a replay", "of a dead letter"])
 def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms: int, queue: str) -> None:
     options = {"dead_ttl_ms": ttl_ms} if queue == "q.dead" else {}
-    bench = Bench(MemoryDatabase(), **options)
+    bench = Bench(FaultyDatabase(), **options)
     publisher, consumer, behind = Host(bench, 600), Host(bench, 0, **options), Host(bench, -10)
     publisher.engine.publisher.publish([Publication("", "q", b"")])
     (delivery,) = consumer.engine.messages.claim(consumer.session, ["q"], 1)
@@ -153,7 +153,7 @@ def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms: i
 def test_a_delay_is_wrong_by_how_far_publisher_and_promoter_are_apart_at_most(
     publisher_s: int, promoter_s: int, later_s: int
 ) -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     publisher, promoter = hosts = [Host(bench, publisher_s), Host(bench, promoter_s)]
     publisher.engine.publisher.publish([Publication("", "q", b"", due_ms=publisher.clock.wall_ms() + WINDOW_MS)])
     pass_time(hosts, later_s)

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 from kit.conformance.queue import Bench
 from kit.duties import promote_all
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.upkeep import promotion
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
@@ -60,7 +60,7 @@ def store(key: bytes, value: bytes, tr: Transaction) -> None:
 
 
 def test_behind_one_that_cannot_be_read_the_next_one_is_due_when_it_is_due() -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     due_ms = bench.clock.wall_ms() + 5_000
     bench.put(b"a", due_ms=due_ms)
     ((key, value),) = bench.engine.upkeep.rows(range_of(bench.engine.keys.delayed("q")))

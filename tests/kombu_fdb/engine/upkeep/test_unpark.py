@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.upkeep import promotion
-from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(promotion, "MESSAGES_PER_TRANSACTION", 2)
-    return Bench(MemoryDatabase())
+    return Bench(FaultyDatabase())
 
 
 def park(bench: Bench, key: str, after_ms: int, wait_ms: int | None = None) -> None:

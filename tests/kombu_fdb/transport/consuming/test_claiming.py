@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.process import client
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming.dispatch import Plan
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
@@ -134,7 +134,7 @@ def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
 @pytest.fixture
 def without_wait_queues() -> Iterator[Bench]:
     """On a store whose writers take turns, where consumers stand in no wait queue."""
-    database = MemoryDatabase()
+    database = FaultyDatabase()
     database.writers_take_turns = True
     bench = Bench(database)
     yield bench

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kit.conformance.consumer import Consumer
 from kit.conformance.queue import Bench
+from kit.faults import FaultyDatabase
 from kit.interruption import interrupt
 from kombu import Connection
 
@@ -17,7 +18,6 @@ from kombu_fdb import Broker
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming import receiver
 from kombu_fdb.transport.consuming.fetcher import Fetcher
 
@@ -162,7 +162,7 @@ def test_a_claim_whose_consumers_end_at_any_moment_fails_no_turn() -> None:
     moment = left = 0
     while left <= 0:
         moment += 1
-        database, left = MemoryDatabase(), moment
+        database, left = FaultyDatabase(), moment
         database.writers_take_turns = True
         bench = Bench(database)
         bench.put(*[b""] * 2, queue="p")

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
+from kit.faults import Fault, Faults, FaultyDatabase
 from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.process import client_session, combiner_client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming import dispatch, fetcher
 from kombu_fdb.transport.consuming.dispatch import Arrival
 from kombu_fdb.transport.consuming.receiver import deliver_next
@@ -153,7 +152,7 @@ def test_what_an_interrupted_turn_had_is_not_lost(scene: Callable[[Bench], Scene
     where, line = "begin", 0
     while where:
         line += 1
-        bench = Bench(MemoryDatabase())
+        bench = Bench(FaultyDatabase())
         consumer, call = scene(bench)
         left = sum(bench.counts("q")) - len(consumer.transport.store.acks)
         where = interrupt(call, line, TURNS, strikes=runs_handlers)
@@ -168,7 +167,7 @@ def test_what_was_taken_out_of_the_store_is_not_lost_either() -> None:
     where, line = "begin", 0
     while where:
         line += 1
-        bench = Bench(MemoryDatabase())
+        bench = Bench(FaultyDatabase())
         consumer = Consumer(bench, [])
         bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
         consumer.transport.consume("q", "tag", no_ack=True, transient=True)
@@ -184,7 +183,7 @@ def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene: Calla
     where, line = "begin", 0
     while where:
         line += 1
-        bench = Bench(MemoryDatabase())
+        bench = Bench(FaultyDatabase())
         consumer, call = scene(bench)
         where = interrupt(call, line, IN_LINE, strikes=runs_handlers)
         transport = consumer.transport
@@ -205,7 +204,7 @@ def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene: Calla
 
 
 def test_a_consumer_that_a_new_session_registered_without_an_answer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     consumer, turn = fenced(bench)
     transport = consumer.transport
     queues = transport.store.engine.queues
@@ -228,7 +227,7 @@ def test_a_consumer_that_a_new_session_registered_without_an_answer_leaves(monke
 
 def test_a_registration_that_lands_after_its_consumer_has_left_is_void() -> None:
     clock, faults = ManualClock(), Faults()
-    bench = Bench(MemoryDatabase(clock=clock, faults=faults))
+    bench = Bench(FaultyDatabase(clock=clock, faults=faults))
     bench.clock = clock
     transport = Consumer(bench, []).transport
     transport.store.session()
@@ -244,7 +243,7 @@ def test_a_registration_that_lands_after_its_consumer_has_left_is_void() -> None
 
 def test_consumers_that_leave_while_a_new_session_registers_them_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when their channel closes, and has not waited for the turn that is under way."""
-    bench = Bench(MemoryDatabase())
+    bench = Bench(FaultyDatabase())
     consumer, turn = fenced(bench)
     transport = consumer.transport
     transport.consume("q", "another")
