@@ -20,6 +20,7 @@ from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import (
     ClaimTerms,
+    Delivery,
     Demand,
     KeyLimits,
     Lease,
@@ -137,9 +138,9 @@ def _depose(stage: Stage) -> None:
     stage.engine.messages.evict(stage.store.demands[1], sight.first, 1.0)
 
 
-def _claim(stage: Stage) -> None:
+def _claim(stage: Stage) -> list[Delivery]:
     queues = ["q", "fair", "ttl", "expires", "single"]
-    stage.engine.messages.claim(stage.session, queues, ALL, terms=ClaimTerms(acks=stage.store.leases))
+    return stage.engine.messages.claim(stage.session, queues, ALL, terms=ClaimTerms(acks=stage.store.leases))
 
 
 def _declare_again(stage: Stage) -> None:

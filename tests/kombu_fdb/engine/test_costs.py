@@ -13,7 +13,7 @@ from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase, cost
 from kit.duties import promote_all
 
-from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication
+from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 TOKEN = 1
@@ -319,3 +319,35 @@ def test_many_limited_keys_are_asked_for_together(bench: Bench, counted: Countin
         assert len(claimed) == number
         trips.append(paid.round_trips)
     assert trips[1] < trips[0] + 15
+
+
+@pytest.mark.parametrize("others", [0, 1_000])
+def test_rescheduling_costs_the_same_in_a_queue_of_any_length(
+    bench: Bench, counted: CountingDatabase, others: int
+) -> None:
+    bench.put(*[b"x"] * (others + 1))
+    (seen,) = bench.engine.inspect.page("q", View("ready"), 1).messages
+    paid = cost(counted, lambda: bench.engine.messages.reschedule("q", seen.spot, 2**41, payload=b"y"))
+    assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (1, 0, 0, 3)
+    assert (paid.clears, paid.clear_ranges, paid.stamps) == (1, 0, 2)  # its row; the new one, and the duties' bell
+    assert (paid.conflict_keys, paid.conflict_ranges) == (2 + TOKEN, 0)  # its row, read and taken
+
+
+@pytest.mark.parametrize("number", [600, 6_000])
+def test_a_part_of_a_purge_costs_the_same_in_a_queue_of_any_length(
+    bench: Bench, counted: CountingDatabase, number: int
+) -> None:
+    for _ in range(number // 600):
+        bench.put(*[b"x"] * 600)
+    _purged, mark = bench.engine.queues.purge_some("q")
+    paid = cost(counted, lambda: bench.engine.queues.purge_some("q", mark))
+    assert (paid.rows, paid.range_reads, paid.commits) == (500 if number > 600 else 100, 1, 1)
+
+
+@pytest.mark.parametrize("number", [30, 3_000])
+@pytest.mark.parametrize("prefix", ["", "b"])
+def test_a_page_of_keys_costs_what_it_shows(bench: Bench, counted: CountingDatabase, number: int, prefix: str) -> None:
+    keys = [f"{letter}{each}" for letter in "abc" for each in range(number // 3)]
+    bench.engine.publisher.publish([Publication("", "q", b"x", key=key) for key in keys])
+    paid = cost(counted, lambda: bench.engine.inspect.key_page("q", limit=5, prefix=prefix))
+    assert (paid.rows, paid.range_reads, paid.round_trips, paid.commits) == (5, 3, 2, 0)

@@ -29,7 +29,7 @@ from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits, Publication
+from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 Race = Callable[[Bench], None]
@@ -150,39 +150,6 @@ def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench: Ben
     assert [each.payload for each in taken] == [b"0", b"1", b"99"]
     assert bench.engine.messages.lost_races == 1
     check_counts(bench.engine)
-
-
-def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messages(bench: Bench) -> None:
-    """What is stored after a queue was deleted belongs to the next queue of that name."""
-    bench.put(b"old")
-    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
-    ((_, last_use, _),) = bench.engine.queues.expiring()
-    database = bench.database
-    assert isinstance(database, FaultyDatabase)
-    commits: list[None] = []
-
-    def publish_after_the_first() -> None:
-        commits.append(None)
-        if len(commits) == 2:
-            bench.another().publisher.publish([Publication("", "q", b"new")])
-
-    database.before_commit = publish_after_the_first
-    assert bench.engine.queues.expire("q", last_use)
-    database.before_commit = None
-    if len(commits) == 1:
-        bench.put(b"new")
-    assert bench.payloads() == [b"new"]
-
-
-def test_a_message_that_comes_while_its_queue_is_deleted_is_not_forgotten(bench: Bench) -> None:
-    """Its arrival must not be cleared with those of the queue that is gone."""
-    bench.put(b"old", key="a")
-    bench.during(lambda: bench.engine.queues.delete("q"), lambda: bench.another().publisher.publish(one_of("b")))
-    assert_nothing_is_stranded(bench)
-
-
-def one_of(key: str) -> list[Publication]:
-    return [Publication("", "q", b"new", key=key)]
 
 
 def claim_while_purged(bench: Bench) -> None:

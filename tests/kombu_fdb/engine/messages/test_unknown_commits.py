@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from typing import Any
 
 import pytest
-from kit.conformance.invariants import messages
+from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.conformance.queue import Bench
-from kit.duties import promote_all, replay
 from kit.faults import Fault, FaultyDatabase
+from kit.whole.stage import Sizes, Stage, Store, store_of
+from kit.whole.verbs import VERBS, Verb
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.engine.stored import copies, session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.retry import LONGEST_DOUBT_S
 from kombu_fdb.testing.clock import ManualClock
 
 #: What each verb is put to; every order of faults is in ``store/test_retry.py``.
-LOST = [
-    pytest.param((Fault.ANSWER_LOST_APPLIED,), id="applied"),
-    pytest.param((Fault.ANSWER_LOST_NOT_APPLIED, Fault.ANSWER_LOST_APPLIED), id="not-applied-then-applied"),
-]
+LOST = [(Fault.ANSWER_LOST_APPLIED,), (Fault.ANSWER_LOST_NOT_APPLIED, Fault.ANSWER_LOST_APPLIED)]
 
 
 def lose(bench: Bench, faults: tuple[Fault, ...]) -> None:
@@ -41,110 +40,51 @@ def declare_two_graves(bench: Bench, **arguments: object) -> None:
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx", **arguments}))
 
 
-@pytest.mark.parametrize("faults", LOST)
-class TestOnce:
-    def test_publish(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        lose(bench, faults)
-        bench.engine.publisher.publish([Publication("", "q", b"a"), Publication("", "q", b"b", due_ms=2**41)])
-        assert bench.counts() == (1, 1, 0)
-        assert len(messages(bench.engine)) == 2
+@pytest.fixture(scope="module")
+def store() -> Store:
+    return store_of(Sizes(messages=2, keys=2, bindings=2, consumers=2, queues=2))
 
-    def test_claim_returns_what_it_leased(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a", b"b", b"c")
-        lose(bench, faults)
-        taken = bench.take(2)
-        assert [delivery.payload for delivery in taken] == [b"a", b"b"]
-        assert bench.counts() == (1, 0, 2)
-        assert bench.engine.messages.ack([delivery.lease for delivery in taken]) == [True, True]
 
-    def test_ack(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a")
-        (delivery,) = bench.take()
-        lose(bench, faults)
-        assert bench.engine.messages.ack([delivery.lease]) == [True]
-        assert bench.counts() == (0, 0, 0)
+def outline(result: object) -> object:
+    """Without what differs from run to run: ids, and the moments of commits."""
+    if isinstance(result, list | tuple | set):
+        return [outline(each) for each in result]
+    return result if isinstance(result, int | str) else type(result)
 
-    def test_release(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a")
-        (delivery,) = bench.take()
-        lose(bench, faults)
-        assert bench.engine.messages.release([delivery.lease]) == [True]
-        assert [delivery.redeliveries for delivery in bench.take()] == [1]
 
-    def test_reject(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a")
-        (delivery,) = bench.take()
-        lose(bench, faults)
-        assert bench.engine.messages.reject([delivery.lease]) == [True]
-        assert bench.counts("q.dead") == (1, 0, 0)
+def done(store: Store, verb: Verb, *faults: Fault | None) -> tuple[object, int]:
+    """What it returns, and how many rows of each kind there are then; how many commits of the script are left."""
+    stage = Stage(store)
+    stage.database.faults.at_commits(*faults)
+    result = outline(verb(stage))
+    left = len(stage.database.faults._commits)
+    stage.database.faults.stop()
+    check_counts(stage.observer)
+    check_whereabouts(stage.observer)
+    rows = stage.observer.upkeep.rows(range_of(stage.keys.prefix))
+    return (result, Counter(stage.keys.unpack(key)[0] for key, _ in rows)), left
 
-    def test_replay(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a", b"b")
-        bench.engine.messages.reject([each.lease for each in bench.take()])
-        lose(bench, faults)
-        assert replay(bench.engine, "q", 10) == 2
-        assert (bench.counts(), bench.counts("q.dead")) == ((2, 0, 0), (0, 0, 0))
 
-    def test_discard(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a", b"b")
-        bench.engine.messages.reject([each.lease for each in bench.take()])
-        lose(bench, faults)
-        assert bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", 1)[0] == 1
-        assert bench.counts("q.dead") == (1, 0, 0)
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_happens_once_whichever_of_its_answers_is_lost(store: Store, name: str) -> None:
+    expected, _ = done(store, VERBS[name])
+    for faults in LOST:
+        left = before = 0
+        while not left:
+            found, left = done(store, VERBS[name], *[None] * before, *faults)
+            assert found == expected, f"{faults} at commit {before}"
+            before += 1
 
-    def test_bury_copy(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        lose(bench, faults)
-        bench.engine.publisher.bury_copy("q", Publication("", "q", b"a"))
-        assert bench.counts("q.dead") == (1, 0, 0)
 
-    def test_bury_copy_of_a_large_message(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        """Whichever of its transactions the answer of which is lost."""
-        declare_two_graves(bench)
-        lose(bench, faults * 2)
-        bench.engine.publisher.bury_copy("q", Publication("", "q", b"x" * 6_000_000))
-        assert [len(bench.take(9, queue)[0].payload) for queue in ("one", "two")] == [6_000_000] * 2
-        bench.check()
-        assert bench.engine.upkeep.rows(bench.engine.keys.all_copies) == []
-
-    def test_promote(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
-        bench.later(1)
-        lose(bench, faults)
-        assert promote_all(bench.engine) == (1, None)
-        assert bench.counts() == (1, 0, 0)
-
-    def test_sweep(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        session = bench.engine.sessions.open({})
-        bench.put(b"a")
-        bench.take(session=session)
-        bench.engine.sessions.fence(session, bench.beats()[session])
-        lose(bench, faults)
-        assert bench.engine.sessions.release(session) == 1
-        assert [delivery.redeliveries for delivery in bench.take()] == [1]
-
-    def test_open_session(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        lose(bench, faults)
-        assert bench.engine.sessions.beat(bench.engine.sessions.open({}))
-
-    def test_purge_counts_each_message_once(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
-        bench.put(b"a", b"b")
-        lose(bench, faults)
-        assert bench.engine.queues.purge("q") == 2
-
-    @pytest.mark.parametrize(
-        "declare",
-        [
-            lambda bench: bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 5})),
-            lambda bench: bench.engine.queues.declare_exchange(Exchange("x", "fanout")),
-            lambda bench: bench.engine.queues.bind("q", "amq.fanout", ""),
-            lambda bench: bench.engine.queues.add_consumer(bench.session, "q", "tag"),
-        ],
-        ids=["queue", "exchange", "binding", "consumer"],
-    )
-    def test_declarations(self, bench: Bench, faults: tuple[Fault, ...], declare: Callable[[Bench], None]) -> None:
-        lose(bench, faults)
-        declare(bench)
-        declare(bench)
+@pytest.mark.parametrize("faults", LOST, ids=["applied", "not applied, then applied"])
+def test_a_burial_of_a_large_message(bench: Bench, faults: tuple[Fault, ...]) -> None:
+    """Whichever of its transactions the answer of which is lost."""
+    declare_two_graves(bench)
+    lose(bench, faults * 2)
+    bench.engine.publisher.bury_copy("q", Publication("", "q", b"x" * 6_000_000))
+    assert [len(bench.take(9, queue)[0].payload) for queue in ("one", "two")] == [6_000_000] * 2
+    bench.check()
+    assert bench.engine.upkeep.rows(bench.engine.keys.all_copies) == []
 
 
 def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench: Bench) -> None:

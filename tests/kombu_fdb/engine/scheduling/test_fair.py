@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
-from kit.duties import promote_all
-from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
@@ -71,21 +69,6 @@ def test_pause_and_resume(bench: Bench, key: str) -> None:
     bench.engine.queues.limit("q", key, None)
     assert fired
     assert take(bench) == [(key, 1)]
-
-
-def test_rate(bench: Bench) -> None:
-    """Over all consumers, measured in the store."""
-    bench.engine.queues.limit("q", "a", KeyLimits(rate=10, burst=2))
-    put(bench, "a", *range(200))
-    put(bench, "b", 1)
-    assert ("b", 1) in take(bench)
-    taken = 0
-    for _ in range(100):
-        bench.later(0.1)
-        promote_all(bench.engine)
-        taken += len(bench.take())
-    assert 95 <= taken <= 105
-    bench.engine.queues.purge("q")
 
 
 @pytest.mark.parametrize(

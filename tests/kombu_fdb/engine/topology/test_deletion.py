@@ -96,17 +96,6 @@ def test_what_is_published_after_a_queue_expired_belongs_to_the_next(bench: Benc
     assert everything(bench) == [b"new"] * (moment > 0)
 
 
-def test_a_queue_that_is_used_meanwhile_does_not_expire(bench: Bench, other: Bench) -> None:
-    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
-    bench.put(b"a")
-    ((_, last_use, _),) = bench.engine.queues.expiring()
-    way = other.database
-    assert isinstance(way, Interrupted)
-    way.before_begin = once(lambda: bench.engine.queues.touch("q"))
-    assert not other.engine.queues.expire("q", last_use)
-    assert bench.payloads() == [b"a"]
-
-
 def test_a_queue_whose_last_consumer_leaves_stays_if_another_one_comes(
     bench: Bench, other: Bench, request: pytest.FixtureRequest
 ) -> None:
@@ -238,21 +227,6 @@ def test_deleting_what_has_many_bindings_takes_few_reads(database: Database) -> 
     assert cost(bench.database, lambda: bench.engine.queues.delete_exchange("x")).round_trips < 5
     assert bench.engine.inspect.bindings() == []
     bench.clean()
-
-
-def test_a_consumer_that_leaves_has_used_its_queue_until_now(bench: Bench) -> None:
-    """``x-expires`` counts from then on."""
-    bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
-    bench.engine.queues.add_consumer(bench.session, "q", "tag")
-    assert bench.engine.queues.expiring() == []
-    bench.engine.queues.remove_consumer(bench.session, "q", "other")
-    bench.engine.queues.remove_consumer(bench.session, "q", "tag")
-    ((_, first, _),) = bench.engine.queues.expiring()
-    bench.engine.queues.add_consumer(bench.session, "q", "tag")
-    bench.engine.queues.remove_consumer(bench.session, "q", "tag")
-    ((queue, last, expires_ms),) = bench.engine.queues.expiring()
-    assert (queue, expires_ms) == ("q", 1000)
-    assert last != first
 
 
 def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(

@@ -10,13 +10,11 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.stored.parts import AdaptiveBatch, Budget
-from kombu_fdb.errors import LimitExceeded, StoreUnavailable
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.duty_cycle import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
@@ -155,36 +153,6 @@ def test_publishes_to_a_full_queue_that_are_open_together_all_commit(bench: Benc
     assert counted.total().conflicts == 0
     assert bench.counts() == (5 + len(open_together), 0, 0)
     bench.check()
-
-
-def test_a_budget_ends_by_time_or_by_number() -> None:
-    clock = ManualClock()
-    by_number = Budget(clock, transactions=2)
-    assert [by_number.spend() for _ in range(3)] == [True, True, False]
-    by_time = Budget(clock, seconds=1.0)
-    assert by_time.spend()
-    assert not by_time.is_spent
-    clock.advance(1.0)
-    assert not by_time.spend()
-    assert by_number.is_spent
-    assert by_time.is_spent
-
-
-def test_a_portion_is_halved_and_grows_again() -> None:
-    batch, tried = AdaptiveBatch(100), []
-
-    def part(most: int) -> int:
-        tried.append(most)
-        if most > 20:
-            raise LimitExceeded
-        return most
-
-    assert (batch.run(part), tried) == (12, [100, 50, 25, 12])
-    with pytest.raises(StoreUnavailable):
-        batch.run(lambda _: (_ for _ in ()).throw(StoreUnavailable()))
-    assert batch.run(part, 3) == 3
-    with pytest.raises(LimitExceeded):
-        batch.run(lambda _: (_ for _ in ()).throw(LimitExceeded()))
 
 
 def test_a_process_without_the_role_reads_little(bench: Bench, counted: CountingDatabase) -> None:

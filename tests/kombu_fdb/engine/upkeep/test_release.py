@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.stored.work import Effects
 from kombu_fdb.engine.upkeep import release
 from kombu_fdb.model import ClaimTerms, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -52,19 +50,6 @@ def test_an_unreadable_lease_says_why_it_is_a_dead_letter(bench: Bench) -> None:
     assert (death.queue, death.reason) == ("unreadable", "malformed")
     assert death.details["error"]
     assert death.details["error"] != "None"
-
-
-def test_what_a_dead_session_has_lost_is_counted_for_its_queue_and_key_also_if_only_a_newer_version_can_read_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.put(b"a", key="k")
-    bench.take()
-    make_newer(bench, leases=True)
-    fence(bench)
-    noted: list[tuple[str, ...]] = []
-    monkeypatch.setattr(Effects, "note", lambda _, *given: noted.append(given))
-    assert bench.engine.sessions.release(bench.session) == 1
-    assert noted == [("q", "lost", "k")]
 
 
 def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Bench, counted: CountingDatabase) -> None:
