@@ -17,7 +17,7 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.process import client_session
 from kombu_fdb.process.client_session import CLAIM_TIMEOUTS, ClientSession
-from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Contention
+from kombu_fdb.process.combiner_client import CombinerClient, Contention
 from kombu_fdb.settings.options import Options
 
 #: Enough for the longest pause between two looks.
@@ -277,32 +277,6 @@ def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest
 # -- who does not serve ------------------------------------------------------------------------------------------------
 
 
-def test_a_first_one_that_lets_work_lie_is_deposed(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    bench.put(b"a")
-    for _ in range(3):
-        wait_and_look(bench, two)
-    assert two.attend() or two.combiner.is_first
-    two.serve()
-    assert two.payloads == [b"a"]
-    one.serve()
-    assert one.combiner.next_look_s() == 0.0
-    one.attend()
-    assert not one.combiner.in_wait_queue
-
-
-def test_no_consumer_is_evicted_while_there_is_no_work(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    for _ in range(10):
-        wait_and_look(bench, two)
-    assert not two.combiner.is_first
-    assert demands(bench) == [b"W", b"W"]
-
-
 def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
     """It was the first for long, but had nothing to do."""
     one, two = Consumer(bench), Consumer(bench)
@@ -315,18 +289,6 @@ def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
     assert not two.combiner.is_first
     one.serve()
     assert one.payloads == [b"a"]
-
-
-def test_who_sees_work_lie_looks_again_soon(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    two.attend()
-    for _ in range(5):
-        wait_and_look(bench, two)
-    assert (two.combiner.next_look_s() or 0) > PATIENCE_S * 1.25
-    bench.put(b"a")
-    wait_and_look(bench, two)
-    assert (two.combiner.next_look_s() or 9) <= PATIENCE_S * 1.25
 
 
 def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
@@ -345,56 +307,6 @@ def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
 
 
 # -- alone, or not -----------------------------------------------------------------------------------------------------
-
-
-def test_after_so_many_services_of_itself_only_it_is_alone(bench: Bench) -> None:
-    one = Consumer(bench)
-    for number in range(LONELY + 1):
-        assert one.contention.is_contested(["q"]), number
-        _serve_one(bench, one)
-    assert not one.contention.is_contested(["q"])
-
-
-def test_who_takes_turns_with_a_rival_is_not_alone(bench: Bench) -> None:
-    """Neither sees the other in the wait queue."""
-    one, two = Consumer(bench), Consumer(bench)
-    two.combiner.leave()
-    two.combiner._demand = None
-    one.combiner.leave()
-    for _ in range(LONELY * 2):
-        for each in (one, two):
-            each.join()
-            _serve_one(bench, each, rejoin=False)
-    assert one.contention.is_contested(["q"])
-    assert two.contention.is_contested(["q"])
-
-
-def _serve_one(bench: Bench, consumer: Consumer, *, rejoin: bool = True) -> None:
-    assert consumer.attend()
-    bench.put(b"a")
-    consumer.serve()
-    if rejoin:
-        consumer.join()
-
-
-def test_the_row_of_a_demand_that_waits_is_gone(bench: Bench) -> None:
-    """An older version could not read it, and took it out of the wait queue."""
-    one = Consumer(bench)
-    bench.write(lambda tr: tr.clear_range(*bench.engine.keys.all_wait_queues))
-    two = Consumer(bench)
-    assert two.attend()
-    one.attend()
-    assert not one.combiner.in_wait_queue
-    one.join()
-    assert demands(bench) == [b"W", b"W"]
-
-
-def test_a_wait_queue_has_no_consumer_twice(bench: Bench) -> None:
-    one = Consumer(bench)
-    one.combiner.leave()
-    one.join()
-    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_wait_queues))
-    assert len(rows) == 1
 
 
 def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
@@ -431,28 +343,6 @@ def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
     one.serve()
     two.attend()
     assert (one.payloads, two.payloads) == ([b"a"], [b"b"])
-
-
-def test_another_session_stands_nowhere_yet(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    one.combiner.belong_to(two.client_session)
-    assert not one.combiner.in_wait_queue
-    one.combiner.belong_to(two.client_session)
-    one.combiner.join(two.client_session, ["q"], 1, ())
-    one.combiner.belong_to(two.client_session)
-    assert one.combiner.in_wait_queue
-
-
-def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
-    one, two = Consumer(bench), Consumer(bench)
-    assert one.attend()
-    for _ in range(30):
-        wait_and_look(bench, one)
-        wait_and_look(bench, two)
-    for each in (one, two):
-        each.client_session.watch_claims()
-        assert each.combiner.in_wait_queue
-    assert demands(bench) == [b"W", b"W"]
 
 
 def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

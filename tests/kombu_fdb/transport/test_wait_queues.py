@@ -123,14 +123,6 @@ def test_queues_have_their_turns_in_a_wait_queue_as_without_one(bench: Bench, co
     assert {len(each) for each in windows} == {1}
 
 
-def test_who_waits_looks_by_himself(bench: Bench) -> None:
-    first, connection = Rival(bench), Connection(bench)
-    connection.turns()
-    assert connection.due is not None
-    assert connection.due - bench.clock.monotonic() <= 0.5
-    assert first.look().is_first
-
-
 def test_other_queues_are_another_wait_queue(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
@@ -154,20 +146,6 @@ def test_what_was_granted_before_it_left_is_handed_over(bench: Bench) -> None:
     assert connection.combiner.queues == ("q", "r")
 
 
-def test_less_room_is_a_smaller_demand(bench: Bench) -> None:
-    """``basic_qos`` while it waits: what is granted must not exceed the new prefetch."""
-    first, connection = Rival(bench), Connection(bench, prefetch=4)
-    connection.turns()
-    connection.credit.prefetch = 1
-    connection.fetcher.on_room()
-    connection.turns()
-    bench.put(*[b"m"] * 5)
-    first.serve()
-    connection.turns()
-    assert len(connection.waiting) == 1
-    assert bench.counts() == (3, 0, 2)
-
-
 def test_without_room_it_stands_in_no_wait_queue(bench: Bench) -> None:
     connection = Connection(bench, prefetch=1)
     connection.turns()
@@ -183,24 +161,6 @@ def test_a_connection_that_is_not_drained_leaves_the_wait_queue(bench: Bench) ->
     connection.sleep()
     assert rows(bench) == 1
     assert first.look().is_first
-
-
-def test_what_it_was_granted_goes_back_if_it_is_not_drained(bench: Bench) -> None:
-    first, connection = Rival(bench), Connection(bench)
-    connection.turns()
-    bench.put(b"a", b"b")
-    first.serve()
-    connection.sleep()
-    assert bench.counts() == (1, 0, 1)
-    assert not connection.client_session.known
-
-
-def test_an_abandoned_connection_waits_no_longer(bench: Bench) -> None:
-    connection = Connection(bench)
-    connection.turns()
-    connection.fetcher.abandon()
-    connection.client_session.recover()
-    assert rows(bench) == 0
 
 
 def test_queues_without_rivals_are_claimed_from_by_themselves(bench: Bench) -> None:
