@@ -375,15 +375,6 @@ class TestGet:
 
 
 class TestDelay:
-    def seconds_left(self, channel: Any, **publish: Any) -> int:
-        Producer(channel).publish(1, routing_key="q", **publish)
-        counts = channel.engine.inspect.counts("q")
-        assert channel.basic_get("q") is None
-        return counts.delayed
-
-    def test_x_delay(self, channel: Any) -> None:
-        assert self.seconds_left(channel, headers={"x-delay": 60_000}) == 1
-
     def test_is_reckoned_from_one_moment(self, channel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """However long it takes until the message is stored."""
         monkeypatch.setattr("kombu_fdb.transport.channel.now_ms", lambda: now_ms() - 3_600_000)
@@ -402,16 +393,6 @@ class TestDelay:
 
 
 class TestVanishing:
-    def test_auto_delete_waits_for_the_last_consumer(self, connection: Connection, connect: Any, channel: Any) -> None:
-        queue = Queue("q", auto_delete=True)
-        one, other = connection.Consumer([queue]), connect().Consumer([queue])
-        one.consume()
-        other.consume()
-        one.cancel()
-        assert channel._has_queue("q")
-        other.cancel()
-        assert not channel._has_queue("q")
-
     def test_exclusive_ends_with_its_connection(self, connect: Any, channel: Any) -> None:
         connection = connect()
         Queue("q", exclusive=True)(connection.default_channel).declare()
@@ -478,11 +459,6 @@ class TestVanishing:
             Queue("q", exclusive=True, queue_arguments={"x-max-length": -1})(other.default_channel).declare()
         other.close()
         assert channel._has_queue("q")
-
-    def test_expires_when_unused(self, connection: Connection, channel: Any, until: Any) -> None:
-        with connection.Consumer([Queue("keeps-duties-running")]):
-            Queue("q", expires=0.1)(channel).declare()
-            until(lambda: not channel._has_queue("q"))
 
     def test_lives_while_consumed(self, connection: Connection, connect: Any, channel: Any, until: Any) -> None:
         queue = Queue("q", expires=0.1)

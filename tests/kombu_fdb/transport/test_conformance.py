@@ -6,11 +6,10 @@ import copy
 import pickle
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu import Connection, Exchange, Producer, Queue
 
 
 def publish_all(channel: Any, exchange: Exchange | str, *bodies: Any, **options: Any) -> None:
@@ -64,16 +63,6 @@ class TestBasic:
         assert message.decode() == expected
         message.ack()
 
-    def test_consumer_sees_later_messages(self, connection: Connection, connect: Any, drain: Any) -> None:
-        received: list[Any] = []
-        with connection.Consumer(
-            [Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack())
-        ):
-            for number in range(3):
-                connect().Producer().publish(number, routing_key="q")
-                drain(connection, received, number + 1)
-        assert received == [0, 1, 2]
-
     def test_simple_queue(self, connection: Connection) -> None:
         with connection.SimpleQueue("simple") as queue:
             queue.put({"n": 1}, headers={"k": "v"})
@@ -95,13 +84,6 @@ class TestBasic:
 
 
 class TestExchanges:
-    def test_routing_is_shared_by_connections(self, connection: Connection, connect: Any) -> None:
-        exchange = Exchange("t", "topic")
-        Queue("q", exchange, routing_key="k.#")(connection.default_channel).declare()
-        # A publisher that declares nothing.
-        connect().Producer(auto_declare=False).publish(1, exchange="t", routing_key="k.x")
-        assert bodies_of(connection.default_channel, Queue("q")) == [1]
-
     def test_one_connection_consumes_two_queues_of_a_topic(self, connection: Connection, drain: Any) -> None:
         """The base class gives both copies one delivery tag, and loses one of them."""
         exchange = Exchange("t", "topic")
@@ -123,14 +105,6 @@ class TestTimeToLive:
         publish_all(channel, "", "long", routing_key="q", expiration=60)
         until(lambda: time.time() > started + 0.06) if (started := time.time()) else None
         assert bodies_of(channel, Queue("q")) == ["long"]
-
-    def test_queue_ttl(self, channel: Any, until: Any) -> None:
-        queue = Queue("q", message_ttl=0.05)
-        queue(channel).declare()
-        publish_all(channel, "", "short", routing_key="q")
-        started = time.time()
-        until(lambda: time.time() > started + 0.06)
-        assert bodies_of(channel, queue) == []
 
 
 class TestPriority:
@@ -216,27 +190,3 @@ class TestConnections:
             assert [body for body in found if body[0] == thread_number] == sorted(
                 body for body in found if body[0] == thread_number
             )
-
-
-def test_consumer_as_context_in_two_connections(connect: Any, drain: Any) -> None:
-    """Two competing consumers share the work; nothing is delivered twice."""
-    received: list[Any] = []
-    producer = connect().Producer()
-    for number in range(50):
-        producer.publish(number, routing_key="q")
-    one, other = connect(), connect(ack_delay_ms=2.5)
-
-    def on_message(message: Any) -> None:
-        received.append(message.payload)
-        message.ack()
-
-    with (
-        Consumer(one, [Queue("q")], on_message=on_message, prefetch_count=1),
-        Consumer(other, [Queue("q")], on_message=on_message, prefetch_count=1),
-    ):
-        deadline = time.monotonic() + 10
-        while len(received) < 50 and time.monotonic() < deadline:
-            for connection in (one, other):
-                with suppress(TimeoutError):
-                    connection.drain_events(timeout=0.01)
-    assert sorted(received) == list(range(50))

@@ -41,7 +41,7 @@ def held(connection, channel):
 
 @pytest.mark.parametrize("settled_before", [False, True])
 @pytest.mark.parametrize(
-    "action", ["channel.close", "connection.close", "connection.release", "ack", "reject", "requeue", "recover"]
+    "action", ["channel.close", "connection.close", "connection.collect", "ack", "reject", "requeue", "recover"]
 )
 def test_no_child_settles_it(connection, channel, held, action, settled_before):
     if settled_before:
@@ -49,7 +49,7 @@ def test_no_child_settles_it(connection, channel, held, action, settled_before):
     actions = {
         "channel.close": channel.close,
         "connection.close": connection.close,
-        "connection.release": connection.release,
+        "connection.collect": connection.collect,
         "ack": held[0].ack,
         "reject": held[0].reject,
         "requeue": held[0].requeue,

@@ -8,7 +8,6 @@ from contextlib import suppress
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue, pools
 from kombu.common import Broadcast, collect_replies, itermessages, uuid
-from kombu.exceptions import OperationalError
 from kombu.mixins import ConsumerMixin, ConsumerProducerMixin
 from kombu.pidbox import Mailbox
 
@@ -49,18 +48,6 @@ def in_thread(mixin):
     thread.start()
     assert mixin.consuming.wait(10)
     return thread
-
-
-def test_consumer_mixin(connect):
-    queue = Queue("tasks", Exchange("tasks"), routing_key="tasks")
-    mixin = Stoppable(connect(), queue, 3)
-    thread = in_thread(mixin)
-    producer = connect().Producer()
-    for number in range(3):
-        producer.publish({"n": number}, exchange="tasks", routing_key="tasks", declare=[queue])
-    thread.join(20)
-    assert not thread.is_alive()
-    assert mixin.received == [{"n": number} for number in range(3)]
 
 
 def test_consumer_mixin_goes_on_after_a_lost_connection(connect, until):
@@ -175,24 +162,6 @@ def test_collect_replies_and_itermessages(connect):
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
-
-
-def test_ensure_goes_to_the_second_broker_of_a_failover_list(url, tmp_path):
-    down = f"fdb+sqlite:///{tmp_path}/no-such-folder/broker.db"
-    with Connection([down, url], transport_options={"connect_timeout": 2.0}) as connection:
-        producer = connection.Producer()
-        connection.ensure(producer, producer.publish, max_retries=4, interval_start=0)("over", routing_key="q")
-        assert connection.SimpleQueue("q").get(timeout=10).payload == "over"
-
-
-def test_ensure_gives_up_with_an_operational_error(tmp_path):
-    once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
-    with Connection(f"fdb+sqlite:///{tmp_path}/no-such-folder/broker.db", transport_options=once) as connection:
-        producer = connection.Producer(auto_declare=False)
-        with pytest.raises(OperationalError, match="mkdir -p"):
-            connection.ensure(producer, producer.publish, max_retries=1, interval_start=0, interval_max=0)(
-                "x", routing_key="q"
-            )
 
 
 def test_pools_of_kombu(url, connect):

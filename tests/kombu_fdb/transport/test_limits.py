@@ -14,7 +14,7 @@ from kit.duties import active_consumer
 from kit.queues import drain_all
 from kombu import Connection, Consumer, Queue
 
-from kombu_fdb.errors import CapacityExceeded, StoreUnavailable
+from kombu_fdb.errors import StoreUnavailable
 
 #: Makes a client, and so a session, of its own in this process.
 ANOTHER_PROCESS = {"ack_delay_ms": 2.5}
@@ -73,20 +73,6 @@ class TestArguments:
         with pytest.raises(PreconditionFailed, match=fix):
             declare(connection, **arguments)
 
-    def test_max_length_bytes_drops_the_oldest(self, connection: Connection) -> None:
-        Queue("q", max_length_bytes=1000)(connection.default_channel).declare()
-        publish(connection, "a" * 300, "b" * 300, "c" * 300)
-        listener = Listener(connection)
-        assert [body[0] for body in listener.bodies] == ["b", "c"], "headers count too"
-
-    def test_max_length_bytes_refuses(self, connection: Connection) -> None:
-        declare(connection, max_length_bytes=1000, overflow="reject-publish")
-        publish(connection, "a" * 300, "b" * 300)
-        with pytest.raises(CapacityExceeded) as caught:
-            publish(connection, "c" * 300)
-        assert caught.value.capacity == 1000
-        assert isinstance(caught.value, connection.channel_errors)
-
     def test_a_refusal_is_what_rabbitmq_s_client_raises(self, connection: Connection) -> None:
         declare(connection, max_length=0, overflow="reject-publish")
         with pytest.raises(MessageNacked) as caught:
@@ -122,21 +108,6 @@ class TestSingleActiveConsumer:
         until(lambda: two.bodies and two.bodies[-1] == 3)
         assert two.bodies == ([3] if how == "cancel" else [1, 2, 3])
 
-    @pytest.mark.usefixtures("apart")
-    def test_a_dead_process_is_replaced_by_who_stands_by(self, connect: Any, queue: Queue, until: Any) -> None:
-        """Its messages come first, in their order."""
-        short = {"session_ttl": 1.0, "sweep_interval": 0.1}
-        one = Listener(connect(**short), prefetch_count=2)
-        wait_until_active(one)
-        two = Listener(connect(**short, **ANOTHER_PROCESS))
-        publish(two.connection, *range(4))
-        until(lambda: one.bodies == [0, 1])
-        client = one.connection.default_channel.client
-        client.session().stop()  # no heartbeat any more, and no sweep
-        until(lambda: len(two.bodies) == 4)
-        assert two.bodies == [0, 1, 2, 3]
-        assert [message.delivery_info["redelivered"] for message in two.held] == [True, True, False, False]
-
     def test_of_two_channels_the_first_is_served_until_it_closes(
         self, connection: Connection, queue: Queue, until: Any
     ) -> None:
@@ -168,19 +139,6 @@ class TestSingleActiveConsumer:
         until(lambda: one.bodies == [0, 1])
         assert two.bodies == claims == []
         assert not armed.is_set()
-
-    def test_two_connections_of_one_process_are_two_consumers(
-        self, connect: Any, connection: Connection, queue: Queue, until: Any
-    ) -> None:
-        one = Listener(connection)
-        wait_until_active(one)
-        two = Listener(connect())
-        assert one.connection.default_channel.client is two.connection.default_channel.client
-        publish(connection, 0, 1)
-        until(lambda: one.bodies == [0, 1])
-        assert two.bodies == []
-        one.connection.close()
-        until(lambda: two.bodies == [0, 1])
 
     def test_a_fenced_process_takes_over_from_itself(self, connection: Connection, queue: Queue, until: Any) -> None:
         one = Listener(connection)
