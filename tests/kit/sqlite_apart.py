@@ -1,4 +1,7 @@
-"""A handle that shares nothing with the other handles of this process: as if another process had opened the file."""
+"""A handle that shares nothing with the other handles of this process: as if another process had opened the file.
+
+And a program that is one, and holds the write lock until it is told to go on.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,21 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase, read_values
 from kombu_fdb.store.sqlite.errors import explain_os
 from kombu_fdb.store.sqlite.files import identify
 from kombu_fdb.store.sqlite.open_file import OpenFile
+
+#: For ``kit.processes.Program``, with the path of a database.
+HOLDER = """
+    import sys
+    from kombu_fdb.store.sqlite.database import SqliteDatabase
+    database = SqliteDatabase.open(sys.argv[1])
+    tr = database.begin(timeout_s=20)
+    tr.set(b"half", b"done")
+    tr.get_range(b"", b"z")  # a read makes it write, and from then on it is alone
+    print("holding")
+    sys.stdin.readline()
+    tr.commit()
+    print("committed")
+    sys.stdin.readline()
+"""
 
 
 def open_apart(path: str) -> SqliteDatabase:

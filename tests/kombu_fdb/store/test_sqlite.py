@@ -15,7 +15,6 @@ from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, Database, Transaction
-from kombu_fdb.store.sqlite import database as sqlite_database
 from kombu_fdb.store.sqlite import open_file as sqlite_file
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase
@@ -30,12 +29,6 @@ class TestSqlite(StoreConformance):
     optimistic: ClassVar[Capability] = lacks("SQLite lets one writer in at a time, so no other can come in between")
     hides_stamps: ClassVar[Capability] = lacks("the version is taken at its first use, when no other process can write")
     ages: ClassVar[Capability] = lacks("a snapshot is kept as long as it is open")
-
-    @pytest.fixture
-    def database(self, path: str) -> Iterator[Database]:
-        database = SqliteDatabase.open(path)
-        yield database
-        database.close()
 
     @pytest.fixture
     def second_handle(self, database: Database, path: str) -> Iterator[Database]:
@@ -109,20 +102,6 @@ def write(path: str, values: dict[bytes, bytes]) -> None:
         for key, value in values.items():
             tr.set(key, value)
         tr.commit()
-
-
-@pytest.mark.parametrize("schema", [sqlite_file.SCHEMA, SCHEMA_BEFORE], ids=["now", "before"])
-def test_no_statement_walks_over_all_rows(schema: str) -> None:
-    found = [sqlite_database.GET, sqlite_database.RANGE, sqlite_database.RANGE_REVERSE]
-    cleared = [sqlite_database.CLEAR, sqlite_database.CLEAR_RANGE]
-    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(schema)
-        for statement in found + cleared:
-            plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [b""] * statement.count("?")).fetchall()
-            assert [step[3].split(" (")[0] for step in plan] in (
-                ["SEARCH kv USING INDEX sqlite_autoindex_kv_1"],
-                ["SEARCH kv USING PRIMARY KEY"],
-            )
 
 
 def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:

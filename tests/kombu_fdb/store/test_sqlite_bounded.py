@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from kit.processes import Program, in_child
-from kit.sqlite_apart import open_apart
+from kit.sqlite_apart import HOLDER, open_apart
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.process.connect import open_store, verify
@@ -35,17 +35,6 @@ OUTSIDER = """
     other = sqlite3.connect(sys.argv[1], isolation_level=None)
     other.execute(sys.argv[2])
     other.execute("BEGIN EXCLUSIVE")
-    print("locked")
-    sys.stdin.readline()
-"""
-
-HOLDER = """
-    import sys
-    from kombu_fdb.store.sqlite.database import SqliteDatabase
-    database = SqliteDatabase.open(sys.argv[1])
-    tr = database.begin(timeout_s=20)
-    tr.set(b"half", b"done")
-    tr.get_range(b"", b"z")  # a read makes it write, and from then on it is alone
     print("locked")
     sys.stdin.readline()
 """
@@ -73,7 +62,7 @@ def an_outsiders_lock(path: str) -> Iterator[None]:
 @contextmanager
 def a_stopped_writer(path: str) -> Iterator[None]:
     with Program(HOLDER, path) as holder:
-        assert holder.hear() == "locked"
+        assert holder.hear() == "holding"
         holder.process.send_signal(signal.SIGSTOP)
         yield
 

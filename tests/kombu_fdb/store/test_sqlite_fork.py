@@ -6,7 +6,6 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def database(path: str) -> Iterator[SqliteDatabase]:
-    database = SqliteDatabase.open(path)
-    yield database
-    database.close()
 
 
 def test_a_child_opens_its_own(database: SqliteDatabase, path: str) -> None:

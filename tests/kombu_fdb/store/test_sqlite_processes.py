@@ -13,15 +13,14 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import pytest
 from kit.conformance.store import TIMEOUT_S, arm, commit, read
-from kit.disks import small_disk
 from kit.processes import Program, until
-from kit.sqlite_apart import open_apart
+from kit.sqlite_apart import HOLDER, open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.primitives.interruption import FairLock, Ticket
@@ -32,13 +31,6 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase
 pytestmark = pytest.mark.process
 
 BELL = b"bell"
-
-
-@pytest.fixture
-def database(path: str) -> Iterator[SqliteDatabase]:
-    database = SqliteDatabase.open(path)
-    yield database
-    database.close()
 
 
 @pytest.fixture(autouse=True)
@@ -172,21 +164,6 @@ def test_another_thread_waits_its_turn(database: SqliteDatabase) -> None:
     outer.commit()
     other.join(TIMEOUT_S)
     assert read(database, b"b") == b"1"
-
-
-HOLDER = """
-    import sys
-    from kombu_fdb.store.sqlite.database import SqliteDatabase
-    database = SqliteDatabase.open(sys.argv[1])
-    tr = database.begin(timeout_s=20)
-    tr.set(b"half", b"done")
-    tr.get_range(b"", b"z")  # a read makes it write, and from then on it is alone
-    print("holding")
-    sys.stdin.readline()
-    tr.commit()
-    print("committed")
-    sys.stdin.readline()
-"""
 
 
 def test_a_killed_writer_frees_the_lock_and_leaves_nothing(database: SqliteDatabase, path: str) -> None:
@@ -519,26 +496,6 @@ def open_files() -> int:
 # Disks and files
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", 3) as disk:
-        fill(str(disk / "broker.db"), ballast=disk / "ballast")
-
-
-def fill(path: str, ballast: Path) -> None:
-    database = SqliteDatabase.open(path)
-    ballast.write_bytes(bytes(500_000))
-    stored = []
-    with pytest.raises(StoreUnavailable, match=r"disk is full.*Free space"):
-        for i in range(1000):
-            commit(database, lambda tr: tr.set(b"%04d" % i, bytes(20_000)))  # noqa: B023
-            stored.append(b"%04d" % i)
-    assert [key for key, _ in commit(database, lambda tr: tr.get_range(b"0", b"9"))] == stored
-    ballast.unlink()
-    commit(database, lambda tr: tr.set(b"again", b"1"))
-    assert read(database, b"again") == b"1"
-    database.close()
-
-
 def test_a_database_that_may_not_grow(database: SqliteDatabase) -> None:
     database.file._writer.execute("PRAGMA max_page_count=20")
     with pytest.raises(StoreUnavailable, match="disk is full"):
@@ -569,31 +526,6 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
             SqliteDatabase.open(str(directory / "broker.db"))
     finally:
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
-
-
-def test_another_program_that_locks_the_database(database: SqliteDatabase, path: str) -> None:
-    with Program(
-        """
-        import sqlite3, sys
-        other = sqlite3.connect(sys.argv[1], isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        print("locked")
-        sys.stdin.readline()
-        other.execute("ROLLBACK")
-        print("free")
-        sys.stdin.readline()
-        """,
-        path,
-    ) as other:
-        assert other.hear() == "locked"
-        tr = database.begin(timeout_s=0.05)
-        tr.set(b"a", b"1")
-        with pytest.raises(StoreUnavailable, match=r"another program locks.*fuser"):
-            tr.commit()
-        tr.cancel()
-        other.tell()
-        assert other.hear() == "free"
-        commit(database, lambda tr: tr.set(b"a", b"1"))
 
 
 def test_a_failed_transaction_frees_the_lock(database: SqliteDatabase, path: str) -> None:
