@@ -60,8 +60,8 @@ class Store:
     demands: list[Demand]
 
 
-def _engine(database: Database, clock: ManualClock) -> Engine:
-    ids = random.Random(repr(database))
+def _engine(database: Database, clock: ManualClock, process: str) -> Engine:
+    ids = random.Random(process)
     return Engine(
         database,
         NAMESPACE,
@@ -81,8 +81,8 @@ class Stage:
         self.store = store
         self.sizes = store.sizes
         self.way = way(self.database)
-        self.engine = _engine(self.way, self.clock)
-        self.observer = _engine(self.database, self.clock)
+        self.engine = _engine(self.way, self.clock, "acts")
+        self.observer = _engine(self.database, self.clock, "observes")
         self.session = store.session
 
     @property
@@ -122,7 +122,7 @@ def store_of(sizes: Sizes) -> Store:
     """Make it."""
     clock = ManualClock()
     database = FaultyDatabase(clock=clock)
-    engine = _engine(database, clock)
+    engine = _engine(database, clock, "made it")
     engine.check_format()
     session, dead, observer = (engine.sessions.open({}) for _ in range(3))
     _declare(engine, sizes)
@@ -146,6 +146,7 @@ def _declare(engine: Engine, sizes: Sizes) -> None:
         "ttl": {"x-message-ttl": 5_000},
         "expires": {"x-expires": 5_000},
         "single": {"x-single-active-consumer": True},
+        "lone": {"x-single-active-consumer": True},
         "target": {},
         **{f"other{number}": {"x-max-length": 1_000_000} for number in range(sizes.queues)},
     }

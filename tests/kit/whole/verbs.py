@@ -139,15 +139,19 @@ def _depose(stage: Stage) -> None:
 
 
 def _claim(stage: Stage) -> list[Delivery]:
-    queues = ["q", "fair", "ttl", "expires", "single"]
-    return stage.engine.messages.claim(stage.session, queues, ALL, terms=ClaimTerms(acks=stage.store.leases))
+    """Where it becomes the active consumer, and then with the acks of what it holds."""
+    behind = stage.store.leases[-1].number + ALL  # this engine has not given the numbers of what it holds
+    terms = ClaimTerms(first=behind, consumers={"lone": "tag"})
+    lone = stage.engine.messages.claim(stage.session, ["lone", "other0"], ALL, terms=terms)
+    queues, terms = ["q", "fair", "ttl", "expires", "single"], ClaimTerms(acks=stage.store.leases)
+    return lone + stage.engine.messages.claim(stage.session, queues, ALL, terms=terms)
 
 
 def _declare_again(stage: Stage) -> None:
     """A queue whose end is not done."""
     stage.engine.transactions.write(lambda work: work.tr.set(work.keys.deleting("before"), b"\xff" * 10))
     stage.engine.publisher.publish([Publication("", "before", b"") for _ in range(stage.sizes.messages)])
-    stage.engine.queues.declare(QueueDeclaration("before"), owner=(stage.session, "tag"))
+    stage.engine.queues.declare(QueueDeclaration("before", exclusive=True), owner=(stage.session, "tag"))
 
 
 def _deleting(stage: Stage) -> None:
@@ -306,7 +310,10 @@ VERBS: dict[str, Verb] = {
     "queues.expire": _expire,
     "queues.touch": lambda s: s.engine.queues.touch("expires"),
     "queues.got_from": lambda s: s.engine.queues.got_from("expires"),
-    "queues.add_consumer": lambda s: s.engine.queues.add_consumer(s.session, "shared", "another"),
+    "queues.add_consumer": _in_turn(
+        lambda s: s.engine.queues.add_consumer(s.session, "shared", "another"),
+        lambda s: s.engine.queues.add_consumer(s.session, "q", "another", declared=True),
+    ),
     "queues.remove_consumer": _in_turn(
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "own0", "tag"),
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "shared", "tag0"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
+from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
