@@ -19,7 +19,7 @@ from unittest.mock import DEFAULT, Mock
 import pytest
 from kit.interruption import interrupt, runs_handlers
 from kit.queues import drain_all, fill
-from kombu import Connection, Exchange, Queue
+from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
@@ -601,20 +601,6 @@ class TestPrograms:
 
         forget()
         until(lambda: collect() is None and placed(engine) == (10, 0))
-
-    def test_a_dropped_reply_consumer(self, abandoned: Any, watcher: Connection, engine: Engine, until: Any) -> None:
-        """As ``Celery.control.inspect`` uses it."""
-        exchange = Exchange("reply.pidbox", type="direct", delivery_mode=1)
-
-        def forget() -> None:
-            connection = abandoned()
-            queue = Queue("reply", exchange, "reply", auto_delete=True)
-            connection.Consumer([queue], on_message=print, no_ack=True).consume()
-            drain_all(connection)
-
-        forget()
-        assert engine.inspect.queue("reply")
-        until(lambda: collect() is None and engine.inspect.queue("reply") is None)
 
 
 class TestEndedMeanwhile:

@@ -231,15 +231,6 @@ def test_a_broker_without_batches_publishes_at_once(batches: str) -> None:
             assert batch is None or batches == "producer"
 
 
-def test_an_exchange_that_vanishes_before_the_flush_is_declared_again(producer: Producer) -> None:
-    queue = Queue("q", Exchange("e"), "k")
-    with pytest.raises(BatchPublishError), batched(producer):
-        producer.publish(1, exchange="e", routing_key="k", declare=[queue])
-        producer.channel.exchange_delete("e")
-    producer.publish(2, exchange="e", routing_key="k", declare=[queue])
-    assert size(producer) == 1
-
-
 def test_large_batches(producer: Producer) -> None:
     with batched(producer, max_size=100):
         for _ in range(20):
@@ -272,15 +263,6 @@ def test_failure_is_uncertain_and_final(producer: Producer, monkeypatch: pytest.
             assert isinstance(caught.value.__cause__, CommitUnknown)
         producer.publish(2, routing_key="q")
     assert size(producer) == 0
-
-
-def test_delays_and_priorities(producer: Producer) -> None:
-    with batched(producer):
-        producer.publish("later", routing_key="q", headers={"x-delay": 60_000})
-        producer.publish("low", routing_key="q", priority=1)
-        producer.publish("high", routing_key="q", priority=9)
-    assert [producer.channel.basic_get("q").payload for _ in range(2)] == ["high", "low"]
-    assert producer.channel.engine.inspect.counts("q").delayed == 1
 
 
 def test_unroutable(connection: Connection) -> None:

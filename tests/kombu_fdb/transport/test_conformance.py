@@ -131,21 +131,6 @@ class TestMessages:
         assert again.delivery_tag != first.delivery_tag
         assert again.headers["x-delivery-count"] == 1
 
-    def test_ack_from_another_thread(self, connection: Connection, drain: Any) -> None:
-        received: list[Any] = []
-        for number in range(20):
-            connection.Producer().publish(number, routing_key="q")
-
-        def on_message(message: Any) -> None:
-            received.append(message.payload)
-            thread = threading.Thread(target=message.ack)
-            thread.start()
-            thread.join()
-
-        with connection.Consumer([Queue("q")], on_message=on_message, prefetch_count=2):
-            drain(connection, received, 20)
-        assert received == list(range(20))
-
     def test_ack_multiple(self, connection: Connection) -> None:
         for number in range(3):
             connection.Producer().publish(number, routing_key="q")

@@ -395,24 +395,6 @@ def test_a_timer_that_the_loop_has_cleared_is_set_again(connection: Connection, 
     assert len(hub.timer) == 1
 
 
-def test_an_exception_at_any_line_of_a_turn_loses_nothing(connection: Connection, hub: Hub) -> None:
-    """As a signal handler raises it, out of the loop, which then goes on."""
-    received: list[Any] = []
-    connection.transport_options["poll_interval"] = 0.1
-    connection.register_with_event_loop(hub)
-    with connection.Consumer(
-        [Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack())
-    ):
-        for moment in count(1):
-            publish(connection, moment)
-            receive = partial(run, hub, partial(received.__contains__, moment))
-            if not interrupt(receive, moment, FILES, strikes=runs_handlers):
-                break
-            receive()
-        assert moment > 30
-        assert sorted(received) == [*range(1, moment + 1)]
-
-
 def test_the_loop_goes_on_by_itself_after_an_exception_at_any_line_of_a_turn(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
@@ -481,17 +463,6 @@ def test_credit_returns_by_an_ack_in_another_thread(connection: Connection, hub:
     assert received == list(range(10))
 
 
-def test_more_than_one_turn(connection: Connection, hub: Hub) -> None:
-    publish(connection, *range(150))
-    received: list[Any] = []
-    connection.register_with_event_loop(hub)
-    with connection.Consumer(
-        [Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack())
-    ):
-        run(hub, lambda: len(received) == 150)
-    assert received == list(range(150))
-
-
 def test_survives_a_reset(connection: Connection, hub: Hub) -> None:
     received: list[Any] = []
     connection.register_with_event_loop(hub)
@@ -521,16 +492,6 @@ def test_close_leaves_a_reused_descriptor_alone(connect: Any, hub: Hub) -> None:
     connection.close()
     assert descriptor in hub.readers
     hub.readers.clear()
-
-
-def test_drain_beside_the_loop(connection: Connection, hub: Hub) -> None:
-    """Mingle drains the connection that the loop serves; neither takes the other's wake-up away."""
-    received: list[Any] = []
-    connection.register_with_event_loop(hub)
-    with connection.Consumer([Queue("q")], on_message=received.append):
-        publish(connection, 1, 2, 3)
-        connection.drain_events(timeout=60)
-        run(hub, lambda: len(received) == 3)
 
 
 @contextmanager
@@ -570,16 +531,6 @@ def test_a_drain_leaves_the_loop_its_wake_up(
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0)
         run(hub, lambda: received, turns=10)
-
-
-def test_store_errors_reach_the_loop(connection: Connection, hub: Hub) -> None:
-    connection.register_with_event_loop(hub)
-    hub.propagate_errors = connection.connection_errors
-    with connection.Consumer([Queue("q")]):
-        connection.transport.receiver.fetcher.fail(StoreUnavailable())
-        with pytest.raises(connection.connection_errors):
-            run(hub, lambda: False)
-        connection.transport.establish_connection()
 
 
 def test_a_dead_connection_is_silent(connect: Any, hub: Hub) -> None:
