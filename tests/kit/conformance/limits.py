@@ -329,34 +329,6 @@ class LimitsConformance(OnBench):
 
     # -- arguments -------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("arguments", "fix"),
-        [
-            ({"x-message-ttl": -1}, "x-message-ttl is a whole number of milliseconds, 0 or more"),
-            ({"x-message-ttl": True}, "whole number"),
-            ({"x-expires": 0}, "at least 1"),
-            ({"x-max-length": -1}, "0 or more"),
-            ({"x-max-length-bytes": "1MB"}, "whole number of bytes"),
-            ({"x-overflow": "explode"}, "drop-head, reject-publish or reject-publish-dlx"),
-            ({"x-overflow": ["drop-head"]}, "drop-head"),
-            ({"x-dead-letter-exchange": 5}, "a text"),
-            ({"x-dead-letter-routing-key": "k"}, "Set the exchange too"),
-            ({"x-delivery-limit": 1.5}, "whole number"),
-            ({"x-max-priority": 256}, "0 to 255"),
-            ({"x-single-active-consumer": "true"}, "true or false"),
-            ({"x-consumer-timeout": 0}, "at least 1"),
-            ({"x-fair-ageing": 0}, "at least 1"),
-            ({"x-fair-aging": 1000}, "Did you mean x-fair-ageing"),
-        ],
-    )
-    def test_a_senseless_argument_names_its_mend_and_changes_nothing(
-        self, bench: Bench, arguments: dict[str, Any], fix: str
-    ) -> None:
-        declare(bench, max_length=3)
-        with pytest.raises(InvalidArgument, match=fix):
-            bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
-        assert bench.engine.inspect.queue("q") == QueueDeclaration("q", arguments={"x-max-length": 3})
-
     def test_arguments_of_others_pass(self, bench: Bench) -> None:
         arguments = {"x-queue-type": "quorum", "x-max-priority": 10, "x-message-ttl": None, "x-delivery-limit": -1}
         bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))

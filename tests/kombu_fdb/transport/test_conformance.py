@@ -102,6 +102,7 @@ class TestTimeToLive:
     def test_message_ttl(self, connection: Connection, until: Any) -> None:
         channel = connection.default_channel
         publish_all(channel, "", "short", routing_key="q", expiration=0.05)
+        publish_all(channel, "", "limited", routing_key="q", expiration=0.05, headers={"x-ttr": 60_000})
         publish_all(channel, "", "long", routing_key="q", expiration=60)
         until(lambda: time.time() > started + 0.06) if (started := time.time()) else None
         assert bodies_of(channel, Queue("q")) == ["long"]

@@ -39,9 +39,13 @@ def held(connection, channel):
         yield kept
 
 
-@pytest.mark.parametrize("settled_before", [False, True])
 @pytest.mark.parametrize(
-    "action", ["channel.close", "connection.close", "connection.collect", "ack", "reject", "requeue", "recover"]
+    ("action", "settled_before"),
+    [
+        *((action, False) for action in ("channel.close", "connection.close", "connection.collect")),
+        *((action, False) for action in ("ack", "reject", "requeue", "recover")),
+        *((action, True) for action in ("channel.close", "ack", "recover")),
+    ],
 )
 def test_no_child_settles_it(connection, channel, held, action, settled_before):
     if settled_before:

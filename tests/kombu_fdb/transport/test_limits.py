@@ -61,17 +61,9 @@ class Listener:
 
 
 class TestArguments:
-    @pytest.mark.parametrize(
-        ("arguments", "fix"),
-        [
-            ({"max_length_bytes": "1MB"}, "a whole number of bytes"),
-            ({"single_active_consumer": 1}, "true or false"),
-            ({"overflow": "explode"}, "reject-publish"),
-        ],
-    )
-    def test_a_senseless_one_is_a_precondition_failed(self, connection: Connection, arguments: Any, fix: str) -> None:
-        with pytest.raises(PreconditionFailed, match=fix):
-            declare(connection, **arguments)
+    def test_a_senseless_one_is_a_precondition_failed(self, connection: Connection) -> None:
+        with pytest.raises(PreconditionFailed, match="a whole number of bytes"):
+            declare(connection, max_length_bytes="1MB")
 
     def test_a_refusal_is_what_rabbitmq_s_client_raises(self, connection: Connection) -> None:
         declare(connection, max_length=0, overflow="reject-publish")

@@ -27,37 +27,7 @@ def crowd(bench: Bench, **properties: Any) -> None:
         bench.engine.messages.ack([each.lease for each in bench.take(2)])
 
 
-def purged(bench: Bench) -> None:
-    crowd(bench)
-    bench.engine.queues.purge("q")
-
-
-def cancelled(bench: Bench) -> None:
-    crowd(bench)
-    for number in range(USERS):
-        bench.engine.messages.cancel(f"t{number}")
-
-
-def deleted(bench: Bench) -> None:
-    crowd(bench)
-    for number in range(USERS):
-        for each in bench.engine.inspect.find_task(f"t{number}"):
-            assert bench.engine.messages.delete("q", each.message_id)
-
-
-def moved(bench: Bench) -> None:
-    crowd(bench)
-    bench.engine.messages.move("q", "elsewhere")
-
-
-def moved_by_key(bench: Bench) -> None:
-    crowd(bench)
-    for number in range(USERS):
-        bench.engine.messages.move("q", "elsewhere", key=f"big/{number}")
-
-
 def overflown(bench: Bench) -> None:
-    crowd(bench)
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1}))
     bench.later(2)
     for _ in range(8):
@@ -67,38 +37,24 @@ def overflown(bench: Bench) -> None:
     bench.later(2)
 
 
-def paused_one_by_one(bench: Bench) -> None:
-    crowd(bench)
-    for number in range(USERS):
-        bench.engine.queues.limit("q", f"big/{number}", KeyLimits(paused=True))
-
-
 def paused_together(bench: Bench) -> None:
     """All but the two that have limits of their own, and the one that comes."""
     for key in ("a", "b", "big/new"):
         bench.engine.queues.limit("q", key, KeyLimits())
-    crowd(bench)
     bench.engine.queues.change_control("q", every_key={"paused": True})
 
 
 def paused_as_the_others(bench: Bench) -> None:
     """They lose their own limits, by which they were not paused."""
-    for key in ("a", "b", "big/new", *[f"big/{number}" for number in range(USERS)]):
+    users = [f"big/{number}" for number in range(USERS)]
+    for key in ("a", "b", "big/new", *users):
         bench.engine.queues.limit("q", key, KeyLimits())
     bench.engine.queues.change_control("q", every_key={"paused": True})
-    crowd(bench)
-    for number in range(USERS):
-        bench.engine.queues.limit("q", f"big/{number}", None)
-
-
-def served(bench: Bench) -> None:
-    crowd(bench)
-    while found := bench.take(50):
-        bench.engine.messages.ack([each.lease for each in found])
+    for key in users:
+        bench.engine.queues.limit("q", key, None)
 
 
 def crashed(bench: Bench) -> None:
-    crowd(bench)
     session = bench.engine.sessions.open({})
     while bench.take(50, session=session):
         pass
@@ -106,32 +62,38 @@ def crashed(bench: Bench) -> None:
     bench.engine.queues.purge("q")
 
 
-def dead(bench: Bench) -> None:
-    crowd(bench)
-    while found := bench.take(50):
-        bench.engine.messages.reject([each.lease for each in found])
+def delete(bench: Bench, number: int) -> None:
+    for each in bench.engine.inspect.find_task(f"t{number}"):
+        assert bench.engine.messages.delete("q", each.message_id)
 
 
-def queue_deleted(bench: Bench) -> None:
-    crowd(bench)
-    bench.engine.queues.delete("q")
+def each_user(verb: Callable[[Bench, int], object]) -> Callable[[Bench], object]:
+    return lambda bench: [verb(bench, number) for number in range(USERS)]
 
 
-WAYS = [
-    purged,
-    cancelled,
-    deleted,
-    moved,
-    moved_by_key,
-    overflown,
-    paused_one_by_one,
-    paused_together,
-    paused_as_the_others,
-    served,
-    crashed,
-    dead,
-    queue_deleted,
-]
+def until_empty(verb: str) -> Callable[[Bench], None]:
+    def settle(bench: Bench) -> None:
+        while found := bench.take(50):
+            getattr(bench.engine.messages, verb)([each.lease for each in found])
+
+    return settle
+
+
+WAYS: dict[str, Callable[[Bench], object]] = {
+    "purged": lambda bench: bench.engine.queues.purge("q"),
+    "cancelled": each_user(lambda bench, number: bench.engine.messages.cancel(f"t{number}")),
+    "deleted": each_user(delete),
+    "moved": lambda bench: bench.engine.messages.move("q", "elsewhere"),
+    "moved by key": each_user(lambda bench, n: bench.engine.messages.move("q", "elsewhere", key=f"big/{n}")),
+    "overflown": overflown,
+    "paused": each_user(lambda bench, n: bench.engine.queues.limit("q", f"big/{n}", KeyLimits(paused=True))),
+    "paused together": paused_together,
+    "paused as the others": paused_as_the_others,
+    "served": until_empty("ack"),
+    "crashed": crashed,
+    "dead": until_empty("reject"),
+    "deleted with the queue": lambda bench: bench.engine.queues.delete("q"),
+}
 
 
 def wait_of(bench: Bench, key: str, others: int = 60) -> int:
@@ -153,9 +115,10 @@ def _next(bench: Bench) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_tenant_does_not_wait_for_the_turns_it_had(bench: Bench, way: Callable[[Bench], None]) -> None:
-    way(bench)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tenant_does_not_wait_for_the_turns_it_had(bench: Bench, way: str) -> None:
+    crowd(bench)
+    WAYS[way](bench)
     assert wait_of(bench, "big/new") <= 2 + 2  # two active keys, and the round that has begun
     bench.engine.queues.purge("q")
 
@@ -163,7 +126,8 @@ def test_a_tenant_does_not_wait_for_the_turns_it_had(bench: Bench, way: Callable
 @pytest.mark.parametrize("newcomer", ["next", "current", "first"])
 def test_whatever_newcomers_get(bench: Bench, newcomer: str) -> None:
     bench.engine.queues.set_control("q", QueueControl(newcomer=newcomer))
-    purged(bench)
+    crowd(bench)
+    bench.engine.queues.purge("q")
     assert wait_of(bench, "big/new") <= 4
 
 

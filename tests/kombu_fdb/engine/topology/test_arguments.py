@@ -62,6 +62,24 @@ def test_a_misspelt_name_is_told_what_it_is_like(given: str, meant: str) -> None
     assert raised.value.queue == "q"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ({"x-overflow": "explode"}, "drop-head, reject-publish or reject-publish-dlx"),
+        ({"x-overflow": ["drop-head"]}, "drop-head"),
+        ({"x-dead-letter-exchange": 5}, "a text"),
+        ({"x-dead-letter-routing-key": "k"}, "Set the exchange too"),
+        ({"x-single-active-consumer": "true"}, "true or false"),
+    ],
+)
+def test_a_senseless_argument_names_its_mend_and_changes_nothing(arguments: dict[str, Any], fix: str) -> None:
+    engine, before = Bench(MemoryDatabase()).engine, QueueDeclaration("q", arguments={"x-max-length": 3})
+    engine.queues.declare(before)
+    with pytest.raises(InvalidArgument, match=fix):
+        engine.queues.declare(QueueDeclaration("q", arguments=arguments))
+    assert engine.inspect.queue("q") == before
+
+
 @pytest.mark.parametrize("name", ["x-priority", "x-queue-mode", "my-argument", "x"])
 def test_what_others_know_is_kept_and_not_acted_upon(name: str) -> None:
     declared(**{name: object()})
