@@ -6,6 +6,7 @@ deadline. Nothing sleeps to let something happen.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -191,18 +192,37 @@ def launch(broker: Broker, starter: Starter) -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
-def app(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def fresh() -> Callable[[str], Any]:
+    """Imports a module that is configured by the environment."""
+
+    def fresh(name: str) -> Any:
+        sys.modules.pop(name, None)
+        return importlib.import_module(name)
+
+    return fresh
+
+
+@pytest.fixture(params=["prefork", "solo", "threads", "gevent", "eventlet"])
+def pool(request: pytest.FixtureRequest, broker: Broker) -> str:
+    """Each that this machine has, and that works on the store."""
+    name: str = request.param
+    if name in GREENLETS and importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    if name == "eventlet" and broker.cluster is not None:
+        pytest.skip("eventlet works on SQLite only")
+    return name
+
+
+@pytest.fixture
+def app(broker: Broker, fresh: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The application as a publisher, in this process."""
     for name in (name for name in broker.env if name.startswith("ACCEPTANCE_")):
         monkeypatch.setenv(name, broker.env[name])
     monkeypatch.syspath_prepend(str(HERE))
-    sys.modules.pop("acceptance_app", None)
-    import acceptance_app
-
+    acceptance_app = fresh("acceptance_app")
     yield acceptance_app
     acceptance_app.app.pool.force_close_all()
     acceptance_app.app.close()
-    sys.modules.pop("acceptance_app", None)
 
 
 @pytest.fixture
@@ -213,18 +233,15 @@ def engine(app: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def tasks(app: Any) -> Iterator[Any]:
+def tasks(app: Any, fresh: Callable[[str], Any]) -> Iterator[Any]:
     """The application with results, as a client in this process."""
-    sys.modules.pop("results_app", None)
-    import results_app
-
+    results_app = fresh("results_app")
     yield results_app
     backend = results_app.app.backend
     results_app.app.pool.force_close_all()
     if backend._client is not None:
         backend._client.detach(backend)
     results_app.app.close()
-    sys.modules.pop("results_app", None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Programs that teams run beside their workers, against our broker: Flower, celery's own commands, other pools."""
+"""Programs that teams run beside their workers, against our broker: Flower, and celery's own commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.celery_versions import since_celery
 from kit.starter import Starter
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -142,24 +141,6 @@ def test_multi_starts_and_stops_two_workers(broker: Any, app: Any, celery: Any, 
     finally:
         multi("stopwait")
     assert not list(folder.glob("*.pid"))
-
-
-# -- pools -------------------------------------------------------------------------------------------------------------
-
-
-@since_celery(5, 7)
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_prefork_children_publish_however_they_are_started(
-    broker: Any, app: Any, start: Any, until: Any, method: str
-) -> None:
-    """``worker_pool_start_method``: a spawned child imports everything anew."""
-    worker = start("-c", "2", "--", f"worker.pool_start_method={method}", name="w")
-    for number in range(3):
-        app.spread.delay(f"s{number}", 3)
-    names = [f"s{number}" for number in range(3)] + [f"s{n}-{m}" for n in range(3) for m in range(3)]
-    until(lambda: len(broker.marks("run")) >= len(names), say=worker.log.read_text)
-    assert broker.count("run") == dict.fromkeys(names, 1)
-    assert worker.stop() == 0
 
 
 # -- safety ------------------------------------------------------------------------------------------------------------

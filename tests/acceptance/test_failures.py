@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import datetime
 from functools import partial
@@ -19,12 +18,8 @@ POOLS = ["prefork", "threads", "solo", "gevent"]
 
 
 @pytest.fixture
-def failing(app: Any) -> Any:
-    sys.modules.pop("failing_tasks", None)
-    import failing_tasks
-
-    yield failing_tasks
-    sys.modules.pop("failing_tasks", None)
+def failing(app: Any, fresh: Any) -> Any:
+    return fresh("failing_tasks")
 
 
 @pytest.fixture(name="start")
@@ -56,13 +51,14 @@ def only(letters: DeadLetters, until: Any, engine: Any) -> Any:
     return only
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", POOLS, indirect=True)
 def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, until: Any, letters: Any, pool: str) -> None:
     """With and without acks_late, in every pool."""
-    if pool == "gevent":
-        pytest.importorskip("gevent")
     start(pool=pool)
-    sent = {f"failing_tasks.{each.__name__}": each.apply_async(("it",), priority=6).id for each in both(failing)}
+    sent = {
+        f"failing_tasks.{each.__name__}": each.apply_async(("it",), priority=6).id
+        for each in (failing.fail, failing.fail_early)
+    }
     until(lambda: letters.count()["celery.dead"] == 2)
     for letter in letters.list():
         death = letter.deaths[0]
@@ -76,10 +72,6 @@ def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, until: Any, le
         (attempt,) = told["attempts"]
         assert attempt["error"] == "failing_tasks.Broken: cannot it"
         assert abs(datetime.fromisoformat(attempt["time"]).timestamp() - time.time()) < 30
-
-
-def both(failing: Any) -> list[Any]:
-    return [failing.fail, failing.fail_early]
 
 
 def test_a_task_keeps_its_failures_only_if_asked_to(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,12 +31,8 @@ def _on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tasks(_on: None, app: Any) -> Iterator[Any]:
-    sys.modules.pop("history_tasks", None)
-    import history_tasks
-
-    yield history_tasks
-    sys.modules.pop("history_tasks", None)
+def tasks(_on: None, app: Any, fresh: Any) -> Any:
+    return fresh("history_tasks")
 
 
 @pytest.fixture(name="start")
@@ -67,10 +62,8 @@ def ended(history: HistoryStore, until: Callable[..., Any]) -> Callable[[int], l
     return ended
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", POOLS, indirect=True)
 def test_how_runs_end(tasks: Any, start: Any, ended: Any, history: HistoryStore, pool: str) -> None:
-    if pool == "gevent":
-        pytest.importorskip("gevent")
     start(pool=pool)
     ids = {
         tasks.add.apply_async((1, 2), {"card": 1}, headers={"fair_key": "k"}).id: ["SUCCESS"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -14,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+from kit.celery_versions import since_celery
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import StoreUnavailable
@@ -33,14 +33,27 @@ def once(broker: Any, kind: str, names: list[str]) -> bool:
 # -- fork ------------------------------------------------------------------------------------------------------------
 
 
-def test_children_publish_with_max_tasks_per_child_1(broker: Any, app: Any, start: Any, until: Any) -> None:
-    start(*prefork, "--max-tasks-per-child", "1")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-tasks-per-child", "1"),
+        pytest.param(("--", "worker.pool_start_method=spawn"), marks=since_celery(5, 7)),  # imports everything anew
+        pytest.param(("--", "worker.pool_start_method=fork"), marks=since_celery(5, 7)),
+    ],
+    ids=" ".join,
+)
+def test_children_publish_however_they_are_started(
+    broker: Any, app: Any, start: Any, until: Any, options: tuple[str, str]
+) -> None:
+    worker = start(*prefork, *options)
     for number in range(3):
         app.spread.delay(f"s{number}", 3)
     names = [f"s{number}" for number in range(3)] + [f"s{n}-{m}" for n in range(3) for m in range(3)]
-    until(lambda: len(broker.marks("run")) >= len(names), say=lambda: broker.count("run"))
+    until(lambda: len(broker.marks("run")) >= len(names), say=worker.log.read_text)
     assert once(broker, "run", names)
-    assert len({mark.pid for mark in broker.marks("run")}) == len(names), "each in a child of its own"
+    pids = {mark.pid for mark in broker.marks("run")}
+    assert "1" not in options or len(pids) == len(names), "each in a child of its own"
+    assert worker.stop() == 0
 
 
 @pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
@@ -224,7 +237,6 @@ def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: A
     assert max(times) < due + 20
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"], indirect=True)
 def test_a_task_with_an_eta_outlives_a_lost_connection(
     broker: Any, app: Any, start: Any, until: Any, pool: str
 ) -> None:
@@ -394,14 +406,8 @@ def test_mingle_and_gossip(broker: Any, start: Any, until: Any) -> None:
 # -- pools -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"], indirect=True)
 def test_pools(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None:
-    if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
-        pytest.skip(f"{pool} is not installed")
-    if pool == "eventlet" and broker.cluster is not None:
-        refused = start("-c", "4", pool=pool, name="refused", wait=False)
-        until(lambda: refused.said("patched by eventlet"))
-        pytest.skip("the FoundationDB binding's network thread does not run beside monkey-patched threads")
     worker = start("-c", "4", pool=pool, name="w")
     app.spread.delay("s", 5)
     for number in range(20):
@@ -413,17 +419,19 @@ def test_pools(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None
     worker.stop()
 
 
+@pytest.mark.foundationdb
+@pytest.mark.parametrize("broker", ["fdb"], indirect=True)
+def test_eventlet_is_refused_on_a_cluster(start: Any, until: Any) -> None:
+    """The network thread of FoundationDB's binding does not run beside monkey-patched threads."""
+    pytest.importorskip("eventlet")
+    refused = start("-c", "4", pool="eventlet", wait=False)
+    until(lambda: refused.said("patched by eventlet"))
+
+
 # -- a task that lets nothing else run ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["solo", "threads", "gevent", "eventlet"])
-def pool(request: pytest.FixtureRequest, broker: Any) -> str:
-    pool: str = request.param
-    if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
-        pytest.skip(f"{pool} is not installed")
-    if pool == "eventlet" and broker.cluster is not None:
-        pytest.skip("refused there, see test_pools")
-    return pool
+computing_pools = pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"], indirect=True)
 
 
 @pytest.fixture
@@ -459,6 +467,7 @@ def beats(engine: Any) -> dict[bytes, bytes]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process computes")
+@computing_pools
 def test_a_task_that_lets_nothing_else_run_runs_once(
     computing: Any, broker: Any, start: Any, until: Any, engine: Any
 ) -> None:
@@ -483,6 +492,7 @@ def test_a_task_that_lets_nothing_else_run_runs_once(
     assert not worker.said("declared dead")
 
 
+@computing_pools
 def test_when_it_is_frozen_it_runs_elsewhere(computing: Any, broker: Any, start: Any, until: Any, engine: Any) -> None:
     worker, task = computing
     start("-c", "1", name="other")
@@ -494,17 +504,6 @@ def test_when_it_is_frozen_it_runs_elsewhere(computing: Any, broker: Any, start:
 
 
 # -- failure ---------------------------------------------------------------------------------------------------------
-
-
-def test_undecodable_bytes_in_the_store(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
-    from kombu_fdb.model import Publication
-
-    worker = start("-c", "1")
-    for payload in (b"", b"\xff" * 40, b'{"body": "old"}', b"\x01\x00\x00\x00\x02[]"):
-        engine.publisher.publish([Publication("", "celery", payload)])
-    app.note.delay("after")
-    until(lambda: broker.marks("run", "after"), say=worker.log.read_text)
-    until(lambda: engine.inspect.counts("celery.dead").ready == 4)
 
 
 @pytest.mark.foundationdb
