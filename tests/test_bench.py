@@ -6,12 +6,11 @@ import importlib
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.processes import run_python
 
 BENCH = Path(__file__).parent.parent / "bench"
 DOCS = BENCH.parent / "docs"
@@ -29,31 +28,27 @@ PROCESSOR_US = {"no keys": (124.2, 228), "1,000 keys": (247.5, 228)}
 #: With what tox gives those that measure with the test kit.
 KIT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
+pytestmark = pytest.mark.timeout(60)
 
-@pytest.mark.timeout(60)
+
+def measured(script: str, *arguments: object) -> Any:
+    return json.loads(run_python(BENCH / script, *arguments, env=KIT).stdout)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"fdb+sqlite:///{tmp_path}/bench.db"
+
+
 @pytest.mark.parametrize("workload", ["publish", "named", "batch", "consume", "publish4"])
-def test_workload(workload: str, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(BENCH / "workloads.py"),
-        workload,
-        f"fdb+sqlite:///{tmp_path}/bench.db",
-        "--count",
-        "8",
-    ]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    figures = json.loads(found.stdout)
+def test_workload(workload: str, url: str) -> None:
+    figures = measured("workloads.py", workload, url, "--count", 8)
     assert figures
     assert all(figure > 0 for figure in figures.values())
 
 
-@pytest.mark.timeout(60)
-def test_verbs(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "verbs.py"), "verbs", f"fdb+sqlite:///{tmp_path}/bench.db", "--count", "3"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=KIT)
-    assert found.returncode == 0, found.stderr
-    verbs = json.loads(found.stdout)
+def test_verbs(url: str) -> None:
+    verbs = measured("verbs.py", "verbs", url, "--count", 3)
     assert {"publish", "batch of 100", "take", "ack"} <= COUNTED.keys()
     assert {name: verb["trips"] for name, verb in verbs.items() if name in COUNTED} == COUNTED
     assert all(len(verb["seconds"]) == 3 for verb in verbs.values())
@@ -80,23 +75,15 @@ def test_the_curves_of_the_page_are_those_of_the_model(scaling: Any) -> None:
         assert shown == pytest.approx([scaling.rate(costs, number, keys) for number in workers], rel=1e-3)
 
 
-@pytest.mark.timeout(60)
-def test_threads(tmp_path: Path) -> None:
-    url = f"fdb+sqlite:///{tmp_path}/bench.db"
-    command = [sys.executable, str(BENCH / "verbs.py"), "threads", url, "--threads", "3", "--count", "4"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=KIT)
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["rate"] > 0
+def test_threads(url: str) -> None:
+    assert measured("verbs.py", "threads", url, "--threads", 3, "--count", 4)["rate"] > 0
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("script", ["run", "contention", "distances", "fairness", "fleet", "keeping", "tenants"])
 def test_help(script: str) -> None:
     """What it needs is there."""
     pytest.importorskip("rich")
-    command = [sys.executable, str(BENCH / f"{script}.py"), "--help"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=KIT)
-    assert found.returncode == 0, found.stderr
+    run_python(BENCH / f"{script}.py", "--help", env=KIT)
 
 
 def test_with_no_more_distance_the_model_gives_what_was_measured(scaling: Any) -> None:

@@ -167,12 +167,13 @@ def site(shop, environment, tmp_path):
             with subprocess.Popen(command, env=passed, pass_fds=files) as nginx:
                 context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
                 context.check_hostname = False
-                plain = lambda: HTTPConnection("127.0.0.1", ports["http"], timeout=DEADLINE_S)  # noqa: E731
-                secure = lambda: HTTPSConnection(  # noqa: E731
-                    "127.0.0.1", ports["https"], timeout=DEADLINE_S, context=context
-                )
+                at = {"timeout": DEADLINE_S}
+                connect = {
+                    "http": lambda: HTTPConnection("127.0.0.1", ports["http"], **at),
+                    "https": lambda: HTTPSConnection("127.0.0.1", ports["https"], context=context, **at),
+                }
                 try:
-                    yield lambda scheme="http": Visitor(secure if scheme == "https" else plain)
+                    yield lambda scheme="http": Visitor(connect[scheme])
                 finally:
                     nginx.terminate()  # its workers with it
 
@@ -412,5 +413,8 @@ def test_the_image_is_not_roots_and_keeps_its_cluster_file_to_itself(tmp_path):
     assert path.parent == Path("/tmp"), "all that can be written to"
     entry_point = yaml.safe_load(re.search(r"^ENTRYPOINT (.+)$", dockerfile, re.MULTILINE)[1])
     environ = {"FDB_CLUSTER_FILE": str(tmp_path / path.name), "FDB_CLUSTER_FILE_CONTENTS": "shop:cluster@a,b"}
-    subprocess.run([*entry_point, "/bin/true"], env=environ, check=True)
+    command = [*entry_point, "/bin/echo", "a word", "$HOME"]
+    said = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    assert said.stdout == "a word $HOME\n"
+    assert (tmp_path / path.name).read_text() == "shop:cluster@a,b\n"
     assert stat.S_IMODE((tmp_path / path.name).stat().st_mode) == 0o600

@@ -4,7 +4,6 @@ import email
 import os
 import re
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -21,9 +20,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=ROOT)
     (path,) = folder.iterdir()
     return path
 
@@ -39,10 +36,8 @@ def installed(wheel, tmp_path_factory):
 
 @pytest.fixture
 def run(installed, tmp_path):
-    def run(*arguments):
-        environ = {**os.environ, "PYTHONPATH": str(installed)}
-        done = run_python(*arguments, cwd=tmp_path, env=environ)
-        return done.stdout
+    def run(code):
+        return run_python("-c", code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}).stdout
 
     return run
 
@@ -113,7 +108,6 @@ def test_every_file_of_the_checkout_is_in_the_wheel(wheel):
 def test_the_scheme_is_known_without_an_import(run, url):
     """Resolving the scheme is kombu's part; loading the transport class is what it does next."""
     out = run(
-        "-c",
         f"from kombu import Connection, Queue\n"
         f"cls = Connection({url!r}).get_transport_cls()\n"
         f"print(cls.__module__.split('.')[0], cls.__name__)",
@@ -123,7 +117,6 @@ def test_the_scheme_is_known_without_an_import(run, url):
 
 def test_celery_apps_know_the_scheme(run):
     out = run(
-        "-c",
         "from celery import Celery\n"
         "app = Celery(broker='fdb+sqlite:////tmp/x.db')\n"
         "print(app.connection_for_write().get_transport_cls().__name__)",
@@ -133,7 +126,6 @@ def test_celery_apps_know_the_scheme(run):
 
 def test_the_name_survives_pickle_clone_and_failover(run):
     out = run(
-        "-c",
         "import pickle\n"
         "from kombu import Connection, Queue\n"
         "c = Connection('fdb+sqlite:////tmp/a.db;fdb://')\n"
@@ -146,7 +138,6 @@ def test_the_name_survives_pickle_clone_and_failover(run):
 
 def test_nothing_heavy_is_imported_by_the_entry_point(run):
     out = run(
-        "-c",
         "import kombu.serialization, sys\n"
         "print('_kombu_fdb_autoload' in sys.modules, 'kombu_fdb' in sys.modules, 'fdb' in sys.modules)",
     )

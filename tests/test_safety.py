@@ -1,17 +1,17 @@
 """What SECURITY.md promises: no pickle, no secrets in what is written, no other user reads the file, TLS."""
 
 import ast
+import json
 import logging
 import os
 import pickle
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from celery import Celery
-from kit.processes import Program
+from kit.processes import Program, run_python
 from kombu import Connection
 from kombu.exceptions import ContentDisallowed, OperationalError
 
@@ -311,17 +311,9 @@ os.wait()
 
 
 def talk(cluster, options, timeout_s=5.0, **environ):
-    import json
-
-    done = subprocess.run(
-        [sys.executable, "-c", TALK, json.dumps({"cluster_file": cluster.cluster_file, **options}), str(timeout_s)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.stdout
+    given = json.dumps({"cluster_file": cluster.cluster_file, **options})
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    return run_python("-c", TALK, given, timeout_s, env=environ, exit_code=None).stdout
 
 
 @pytest.mark.foundationdb

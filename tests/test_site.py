@@ -5,12 +5,11 @@ Where MkDocs is not installed, as in most test environments, this is skipped; ``
 
 import os
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed; make docs runs this")
 pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed; make docs runs this")
@@ -22,9 +21,7 @@ ROOT = Path(__file__).parents[1]
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder, cwd=ROOT, env=environ)
     return folder
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kit.processes import run_python
 
 from kombu_fdb import Broker
 
@@ -27,8 +27,7 @@ def publisher(url: str) -> Iterator[Any]:
 
 
 def take_over(source: str, target: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "celery_fdb", "--broker", target, "import", "--from", source]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return run_python("-m", "celery_fdb", "--broker", target, "import", "--from", source, exit_code=None)
 
 
 @pytest.mark.parametrize("broker", ["sqlite"], indirect=True)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -19,7 +17,7 @@ from typing import Any
 
 import pytest
 from kit.browser import chromium
-from kit.processes import DEADLINE_S, Programs, until
+from kit.processes import Programs, run_python, until
 
 django = pytest.importorskip("django", reason="Django is not installed")
 if django.VERSION < (5, 1):
@@ -44,17 +42,7 @@ class Shop(Programs):
         super().__init__(directory, env, SHOP)
 
     def manage(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "manage.py", *arguments],
-            cwd=SHOP,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run_python("-W", "error", "manage.py", *arguments, cwd=SHOP, env=self.env).stdout
 
     def start_worker(self, *arguments: str) -> None:
         options = ("-n", "worker@shop", "-c", "2", "-l", "INFO", *arguments)

@@ -1,5 +1,6 @@
 """The small examples, run as their pages say."""
 
+import os
 import re
 import sys
 from importlib.util import find_spec
@@ -87,3 +88,11 @@ def test_fastapi_without_its_store(service):
     assert answer.status_code == 503
     assert "mkdir -p /nowhere" in answer.json()["error"]
     assert service.get("/health").status_code == 503
+
+
+@pytest.mark.process
+@pytest.mark.foundationdb
+def test_the_order_and_its_task_are_stored_or_neither(cluster):
+    environ = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    done = run_python(EXAMPLES / "transactional_enqueue.py", cluster.cluster_file, env=environ)
+    assert done.stdout.splitlines() == ["order 2: not paid", "1 order and 1 task are stored"]

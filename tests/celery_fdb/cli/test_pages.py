@@ -1,7 +1,4 @@
-"""docs/cli.md and docs/metrics.md: their tables are those of the code, their commands and code run.
-
-To write the tables anew: python tests/celery_fdb/cli/test_pages.py.
-"""
+"""docs/cli.md and docs/metrics.md: their commands and code run. Their tables: ``tests/test_docs.py``."""
 
 import re
 import shlex
@@ -16,7 +13,7 @@ from celery_fdb.cli import fdb
 from celery_fdb.history.options import History
 from celery_fdb.history.views import metrics as by_task
 from celery_fdb.history.views.runs import history_of
-from celery_fdb.inspection.metrics import GAUGES, KEY_TOTALS, LATE, NAMES, TOTALS
+from celery_fdb.inspection.metrics import NAMES
 from kombu_fdb import Broker
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -32,43 +29,6 @@ def commands(group, path=()):
             yield from commands(command, (*path, name))
         else:
             yield (*path, name), command
-
-
-def command_table():
-    lines = ["| command | |", "|---|---|"]
-    for words, command in commands(fdb):
-        usage = " ".join([*words, *command.collect_usage_pieces(click.Context(command))]).replace("[OPTIONS] ", "")
-        about = command.help.split("\n\n")[0].replace("\n", " ")
-        lines.append(f"| `{usage.replace(' [OPTIONS]', '')}` | {about} |")
-    return "\n".join(lines) + "\n"
-
-
-def metric_table():
-    totals = {f"{name}_total": about for name, (_, about) in {**TOTALS, **KEY_TOTALS}.items()}
-    late = {f"{LATE}_total": "Settlements that came too late: another consumer had the message."}
-    return named_table({**GAUGES, **totals, **late})
-
-
-def named_table(metrics):
-    return "".join(["| metric | |\n|---|---|\n", *(f"| `{name}` | {about} |\n" for name, about in metrics.items())])
-
-
-#: The page and the mark of a table, and what writes it.
-TABLES = {
-    (CLI, "commands"): command_table,
-    (METRICS, "metrics"): metric_table,
-    (METRICS, "task metrics"): lambda: named_table(by_task.NAMES),
-}
-
-
-def block(mark):
-    return re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", re.DOTALL)
-
-
-@pytest.mark.parametrize(("page", "mark"), TABLES, ids=lambda each: getattr(each, "stem", each))
-def test_a_table_is_that_of_the_code(page, mark):
-    written = block(mark).search(page.read_text())
-    assert written[0] == TABLES[page, mark](), "run: python tests/celery_fdb/cli/test_pages.py"
 
 
 def test_the_page_names_only_metrics_that_are_exported():
@@ -136,8 +96,3 @@ def test_the_code_on_the_page_of_metrics_runs(url, broker):
     assert REGISTRY.get_sample_value("celery_fdb_up") == 1
     REGISTRY.unregister(collector)
     collector.close()
-
-
-if __name__ == "__main__":
-    for (page, mark), table in TABLES.items():
-        page.write_text(block(mark).sub(lambda _, table=table: table(), page.read_text()))

@@ -45,15 +45,7 @@ def program(url, tmp_path):
     env = {**os.environ, "SHOP_BROKER": url, "PYTHONPATH": os.pathsep.join([*SOURCES, str(tmp_path)])}
 
     def program(*arguments, **more):
-        return subprocess.run(
-            [sys.executable, "-m", *arguments],
-            cwd=tmp_path,
-            env={**env, **more},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_python("-m", *arguments, cwd=tmp_path, env={**env, **more}, exit_code=None)
 
     return program
 

@@ -82,11 +82,10 @@ def test_no_option_comes_from_an_environment_that_was_not_made_for_it(url: str, 
     """A Kubernetes service called celery-fdb-web sets CELERY_FDB_WEB_PORT in every pod; WITHOUT_LOGIN opens a door."""
     environ = {**os.environ, "CELERY_FDB_STATUS_JSON": "1", "CELERY_FDB_WEB_PORT": "tcp://10.0.0.1:9810"}
     broker.queue("jobs").put("a")
-    command = [sys.executable, "-m", "celery_fdb", "--broker", url]
-    told = subprocess.run([*command, "status"], cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
-    assert not told.stdout.startswith("{")
-    served = [*command, "web", "--address", "nowhere.invalid"]
-    refused = subprocess.run(served, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    command = ("-m", "celery_fdb", "--broker", url)
+    assert not run_python(*command, "status", cwd=ROOT, env=environ).stdout.startswith("{")
+    served = (*command, "web", "--address", "nowhere.invalid")
+    refused = run_python(*served, cwd=ROOT, env=environ, exit_code=None)
     assert "valid integer" not in refused.stderr
 
 

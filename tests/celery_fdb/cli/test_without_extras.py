@@ -1,9 +1,7 @@
 """The command line where the libraries of an extra are not installed, as after ``pip install celery-fdb``."""
 
-import subprocess
-import sys
-
 import pytest
+from kit.processes import run_python
 
 WEB, METRICS = {"h11", "jinja2", "starlette", "uvicorn"}, {"prometheus_client"}
 PROGRAM = """
@@ -31,6 +29,5 @@ def test_a_command_needs_its_own_extra_and_names_it(tmp_path, command, absent, c
     if command == "metrics --once":
         pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     url = f"fdb+sqlite:///{tmp_path / 'broker.db'}"
-    program = [sys.executable, "-c", PROGRAM.format(absent=absent), "--broker", url, *command.split()]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=90, check=False)
-    assert (done.returncode, printed in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+    done = run_python("-c", PROGRAM.format(absent=absent), "--broker", url, *command.split(), exit_code=code)
+    assert printed in done.stdout + done.stderr, done.stdout + done.stderr

@@ -1,8 +1,6 @@
 """The plugin as its users meet it: each test is a small project of theirs, run by a pytest of its own."""
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -40,10 +38,8 @@ def project(tmp_path):
     def run(test, *arguments, outcome="1 passed", plugins=PLUGINS):
         (tmp_path / "test_shop.py").write_text(textwrap.dedent(test))
         environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-        command = [sys.executable, "-m", "pytest", *plugins, *WARNINGS, "--rootdir", str(tmp_path), *arguments]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90, check=False
-        )
+        given = ("-m", "pytest", *plugins, *WARNINGS, "--rootdir", tmp_path, *arguments)
+        done = run_python(*given, cwd=tmp_path, env=environ, exit_code=None)
         assert outcome in done.stdout, done.stdout + done.stderr
         assert "session" not in done.stderr, "nothing was left open when its store ended"
         return done.stdout

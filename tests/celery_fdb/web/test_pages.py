@@ -6,8 +6,6 @@ import dataclasses
 import hashlib
 import html
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from unittest.mock import Mock
 from urllib.parse import urlencode
 
 import pytest
+from kit.processes import run_python
 
 from celery_fdb import brokers
 from celery_fdb.inspection import overview
@@ -334,9 +333,7 @@ def test_what_is_away_is_opened_anew_and_what_refuses_is_not(
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
     """As of a server that loads the application, answers, and then forks."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    run_python("-W", "ignore::DeprecationWarning", "-c", FORKS)
 
 
 def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,4 @@
-"""docs/django.md is done, step by step, in a project as ``startproject`` makes it; its tables are those of the code.
-
-To write the tables anew: python tests/celery_fdb/contrib/django/test_docs_page.py.
-"""
+"""docs/django.md is done, step by step, in a project as ``startproject`` makes it; its settings are the code's."""
 
 from __future__ import annotations
 
@@ -16,24 +13,7 @@ from kit.processes import run_python
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "django.md"
-CHECKS = ROOT / "celery_fdb" / "contrib" / "django" / "checks.py"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CHECKS_TABLE = re.compile(r"(?<=<!-- checks -->\n).*?(?=<!-- /checks -->)", re.DOTALL)
-
-
-def rendered_checks() -> str:
-    """The table of ``checks.py`` in Markdown."""
-    rows = re.findall(r"^``(celery_fdb\.\w+)`` +(--deploy|) +(\S.*)$", CHECKS.read_text(), re.MULTILINE)
-    lines = ["| id | when | what |", "|---|---|---|"]
-    lines += [f"| `{name}` | {f'`{when}`' if when else ''} | {what} |" for name, when, what in rows]
-    return "".join(f"{line}\n" for line in lines).replace("``", "`")
-
-
-def test_the_table_of_checks_is_that_of_the_code() -> None:
-    found = CHECKS_TABLE.search(PAGE.read_text())
-    assert found is not None
-    assert found[0] == rendered_checks(), "run: python tests/celery_fdb/contrib/django/test_docs_page.py"
-    assert found[0].count("\n") > 10
 
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:
@@ -92,7 +72,3 @@ def test_the_page_takes_a_project_over(run: Callable[..., str], tmp_path: Path) 
                 run(*command.split()[1:])
     assert len(commands) == 8
     assert '"ready": 3, "delayed": 1' in run("manage.py", "fdb", "queues", "--json")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(CHECKS_TABLE.sub(lambda _: rendered_checks(), PAGE.read_text()))
