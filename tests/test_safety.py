@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from kit.left import Trap
 from kit.processes import Program, run_python
 from kombu import Connection
 from kombu.exceptions import ContentDisallowed, OperationalError
@@ -89,14 +90,6 @@ def test_nothing_shipped_loads_code_from_data():
 )
 def test_a_danger_would_be_found(source):
     assert list(dangers(source))
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 def test_a_pickled_body_is_refused_by_consumers_that_did_not_ask_for_it(tmp_path):

@@ -53,18 +53,12 @@ def test_it_fails_as_a_program_does(start: Callable[..., Forked], tmp_path: Path
     program.terminate()
 
 
-def test_it_is_killed_with_its_group(start: Callable[..., Forked]) -> None:
-    program = start("report", shop="hangs")
-    assert program.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        program.wait(0)
-    os.killpg(program.pid, signal.SIGKILL)
-    assert program.wait(60) == -signal.SIGKILL
-
-
-def test_two_at_once_are_not_mixed_up(start: Callable[..., Forked]) -> None:
-    hangs, ends = start("report", shop="hangs"), start("report")
+def test_two_at_once_end_each_with_its_group(start: Callable[..., Forked]) -> None:
+    hangs, other, ends = start("report", shop="hangs"), start("report", shop="hangs"), start("report")
     assert ends.wait(60) == 0
     assert hangs.poll() is None
-    hangs.terminate()
-    assert hangs.wait(60) == -signal.SIGTERM
+    with pytest.raises(subprocess.TimeoutExpired):
+        hangs.wait(0)
+    os.killpg(hangs.pid, signal.SIGKILL)
+    other.terminate()
+    assert (hangs.wait(60), other.wait(60)) == (-signal.SIGKILL, -signal.SIGTERM)

@@ -11,10 +11,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.left import Trap
 from kit.starter import Starter
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -154,13 +154,3 @@ def test_a_worker_fails_a_pickled_task_without_loading_it(broker: Any, app: Any,
     until(lambda: worker.said("Refusing to deserialize"), say=worker.log.read_text)
     assert broker.count("run") == {"after": 1}
     assert not (broker.directory / "sprung").exists()
-
-
-class Trap:
-    """Touches a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)

@@ -43,10 +43,13 @@ def of_header(text: str) -> dict[str, int]:
 
 
 def test_all_say_the_same(run: Callable[..., Any], url: str) -> None:
-    assert of_header(run("status").out) == EXPECTED
-    assert of_header(run("top", "--once").out) == EXPECTED
+    for command in (["status"], ["top", "--once"]):
+        assert of_header(run(*command).out) == EXPECTED
+        assert "celery" not in run(*command).out, "as many rows as the line above says"
+    assert run("status", "--json").json["totals"] == {state: EXPECTED[state] for state in STATES}
     rows = run("queues", "--json").json
     counted = {state: sum(each[state] for each in rows) for state in STATES}
+    assert {"celeryev.1", "jobs"} < {each["name"] for each in run("queues", "--all", "--json").json}
     assert counted | {"sessions": len(run("sessions", "--json").json)} == EXPECTED
     (content,) = (line for line in run("doctor").out.splitlines() if re.match(r"\w+ +content ", line))
     assert re.search(r"2 queues: 8 messages ready, 2 delayed, 1 leased, 1 dead; 1 session *$", content), content

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.states import FAILURE, STARTED, SUCCESS
+from kit import left
 
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock
 
 
 @pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The history has tests on each store."""
+    return f"fdb+sqlite:///{tmp_path}/broker.db"
+
+
+@pytest.fixture
 def history(broker: Broker) -> HistoryStore:
-    history = history_of(broker)
-    history.set_settings(History())
-    return history
+    return left.keep(broker)
 
 
-def keep(history: HistoryStore, id_: str, ago_s: float = 0, **fields: Any) -> None:
-    now_ms = Clock().wall_ms()
-    told: dict[str, Any] = {"task": "shop.pay", "queue": "q", "worker": "w@h", "state": SUCCESS, "runtime_s": 0.0125}
-    told |= {"start_ms": now_ms - int(ago_s * 1000) - 10, "end_ms": now_ms - int(ago_s * 1000), **fields}
-    for unwritten in pack_groups([Run(id_, **told)]):
-        history.write(unwritten, History())
+@pytest.fixture
+def keep(broker: Broker) -> Callable[..., None]:
+    def keep(id_: str, ago_s: float = 0, **fields: Any) -> None:
+        end_ms = Clock().wall_ms() - int(ago_s * 1000)
+        told = {"queue": "q", "worker": "w@h", "state": SUCCESS, "start_ms": end_ms - 10, "end_ms": end_ms, **fields}
+        left.keep(broker, Run(id_, **{"task": "shop.pay", "runtime_s": 0.0125, **told}))
+
+    return keep
 
 
-def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], history: HistoryStore) -> None:
-    keep(history, "t1", 7200, key="acme")
-    keep(history, "t2", 60, state=FAILURE, error_class="shop.Broken", error="no \x1b[31mred", worker="other@h")
-    keep(history, "t3", 1, task="shop.pack")
+def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+    keep("t1", 7200, key="acme")
+    keep("t2", 60, state=FAILURE, error_class="shop.Broken", error="no \x1b[31mred", worker="other@h")
+    keep("t3", 1, task="shop.pack")
     ids = lambda *options: [each["id"] for each in run("history", *options, "--json").json["runs"]]  # noqa: E731 - short
     assert ids() == ["t3", "t2", "t1"]
     assert ids("--task", "shop.pay") == ["t2", "t1"]
@@ -53,14 +58,16 @@ def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], his
     assert f"--after {first['cursor']}" in shown.out
 
 
-def test_what_runs_now(run: Callable[..., Any], history: HistoryStore) -> None:
+def test_what_runs_now(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
     history.activity(b"s", {1: Run("t", "shop.pay", start_ms=Clock().wall_ms() - 5000)})
     result = run("history", "--state", STARTED)
     assert "STARTED (its worker is gone)" in result.out
     assert run("history", "--state", STARTED, "--json").json["runs"][0]["alive"] is False
 
 
-def test_a_limit_counts_the_active_runs_that_are_wanted(run: Callable[..., Any], history: HistoryStore) -> None:
+def test_a_limit_counts_the_active_runs_that_are_wanted(
+    run: Callable[..., Any], history: HistoryStore, keep: Any
+) -> None:
     """It limited the rows that were read before they were filtered."""
     now_ms = Clock().wall_ms()
     begun = {number: Run(f"t{number}", f"shop.{number % 2}", start_ms=now_ms - 1000 * number) for number in range(4)}
@@ -70,14 +77,14 @@ def test_a_limit_counts_the_active_runs_that_are_wanted(run: Callable[..., Any],
         assert [each["id"] for each in found] == [expected]
 
 
-def test_a_cursor_that_is_none(run: Callable[..., Any], history: HistoryStore) -> None:
+def test_a_cursor_that_is_none(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
     result = run("history", "--after", "x")
     assert (result.code, "cursor" in result.err) == (2, True)
 
 
-def test_a_life(run: Callable[..., Any], history: HistoryStore) -> None:
-    keep(history, "t", 5, state="RETRY", error_class="E", error="no", traceback="line 1\nline 2", args="(1,)")
-    keep(history, "t", 1, retries=1, args="(1,)", traceback="")
+def test_a_life(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+    keep("t", 5, state="RETRY", error_class="E", error="no", traceback="line 1\nline 2", args="(1,)")
+    keep("t", 1, retries=1, args="(1,)", traceback="")
     shown = run("task", "t").out
     for said in ("shop.pay t: SUCCESS", "attempt 1, by w@h from q", "retried", "attempt 2", "succeeded", "args: (1,)"):
         assert said in shown
@@ -105,24 +112,24 @@ def test_a_result_is_known_with_an_app(run: Callable[..., Any], url: str, histor
 
 
 def test_what_a_history_holds_as_it_is_is_masked_when_it_is_shown(
-    run: Callable[..., Any], history: HistoryStore
+    run: Callable[..., Any], history: HistoryStore, keep: Any
 ) -> None:
     """With ``arguments="full"``, or of a version that masked fewer names."""
     secret = "{'pwd': 'x1y2z3'}"
-    keep(history, "t", 5, args=f"({secret},)", kwargs=secret, state=FAILURE, error=secret, traceback=secret)
+    keep("t", 5, args=f"({secret},)", kwargs=secret, state=FAILURE, error=secret, traceback=secret)
     for command in ("history", "history --json", "task t", "task t --json", "task t --tree"):
         shown = run(*command.split()).out
         assert ("pwd" in shown, "x1y2z3" in shown) == (True, False)
 
 
-def test_a_tree(run: Callable[..., Any], history: HistoryStore) -> None:
-    keep(history, "a", 5, followers=(("b", "shop.pack"),))
+def test_a_tree(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+    keep("a", 5, followers=(("b", "shop.pack"),))
     lines = run("task", "a", "--tree").out.splitlines()
     assert lines == ["chain STARTED", "  shop.pay a SUCCESS in 12.5 ms", "  shop.pack b PENDING"]
     assert run("task", "b", "--tree", "--json").code == 1, "it was never published"
 
 
 @pytest.mark.parametrize("options", [[], ["--tree"]])
-def test_an_unknown_task(run: Callable[..., Any], history: HistoryStore, options: list[str]) -> None:
+def test_an_unknown_task(run: Callable[..., Any], history: HistoryStore, keep: Any, options: list[str]) -> None:
     result = run("task", "nobody", *options)
     assert (result.code, "Check the id" in result.err) == (1, True)

@@ -16,10 +16,6 @@ def seen(rates, **numbers):
     return {key: events["acked"] for key, events in rates.named.items()}, rates.others["acked"]
 
 
-def test_at_first_the_most_are_named_and_the_rest_is_the_others():
-    assert seen(Rates(2), a=5, b=4, c=3, others=7) == ({"a": 5, "b": 4}, 3 + 7)
-
-
 def test_the_others_do_not_shrink_when_a_key_gets_a_name():
     rates = Rates(1)
     seen(rates, a=10, b=9)

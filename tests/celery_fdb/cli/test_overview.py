@@ -1,5 +1,4 @@
 import dataclasses
-import os
 
 import pytest
 
@@ -20,16 +19,6 @@ def test_the_oldest_message_counts_whatever_its_priority(broker, key):
     jobs.put("new", priority=9)
     second = look(broker)
     assert second.taken_ms - 1000 * view(second, "jobs").oldest_age_s == pytest.approx(published_ms, abs=1)
-
-
-def test_sessions_say_who_they_are_and_what_they_hold(broker):
-    jobs = broker.queue("jobs")
-    jobs.put_many(["a", "b"])
-    jobs.take_many(2, 0)
-    (session,) = look(broker, held=True).sessions
-    assert (session.pid, session.open, session.held) == (os.getpid(), True, 2)
-    assert session.ttl_s == 30
-    assert look(broker).sessions[0].held is None
 
 
 def test_rates_are_measured_by_key(broker):

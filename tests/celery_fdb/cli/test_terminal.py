@@ -8,15 +8,13 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from kit.left import keep
 from kombu.connection import Connection
 from rich.console import Console
 
 from celery_fdb.cli import HOMES, fdb
 from celery_fdb.cli.terminal import table
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
-from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import MOST
@@ -98,13 +96,11 @@ def shop(broker: Broker, url: str) -> None:
     jobs = broker.queue(QUEUE)
     jobs.limit(KEY, rate=1e6, max_in_flight=7)  # peek shows what a consumer would get now
     jobs.take(0).bury(error=ConnectionResetError("the service of the bank did not answer within 30 s"))  # type: ignore[union-attr]
-    history, now_ms = history_of(broker), Clock().wall_ms()
-    history.set_settings(History())
+    now_ms = Clock().wall_ms()
     ran = Run(
         ID, TASK, QUEUE, "celery@worker-in-europe-west", "FAILURE", now_ms - 9, now_ms, 0.009, key=KEY, error="no money"
     )
-    for unwritten in pack_groups([ran]):
-        history.write(unwritten, History())
+    keep(broker, ran)
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -25,6 +25,7 @@ from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.retry import ENDING_S
 from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.stores import MemoryStores
 
 Make = Callable[..., Run]
 
@@ -41,6 +42,13 @@ class Request:
     def end(self, recorder: Recorder, weight: int = 0) -> None:
         self.recorded = True
         recorder.note(self.run, weight, self.active_key)
+
+
+@pytest.fixture
+def any_store() -> Iterator[str]:
+    """What the store keeps is tested on each in ``test_store.py``."""
+    with MemoryStores():
+        yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
+from kit.left import Trap
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_fdb import install
@@ -43,9 +44,17 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.stores import MemoryStores
 
 Keep = Callable[..., None]
 Make = Callable[..., Run]
+
+
+@pytest.fixture
+def any_store() -> Iterator[str]:
+    """What the store keeps is tested on each in ``test_store.py``."""
+    with MemoryStores():
+        yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture(autouse=True)
@@ -114,21 +123,6 @@ def test_a_run_says_its_error_in_one_line(broker: Broker, keep: Keep, run: Make)
 
 
 # -- lives -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_life_says_how_long_a_long_run_took(broker: Broker, keep: Keep, run: Make) -> None:
-    keep(run("t", runtime_s=1_234.0))
-    assert timeline_of(broker, "t").events[-1].about == "after 20 min 34 s"
-
-
-class Trap:
-    """Unpickled, it makes a directory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
 
 
 def test_a_life_never_loads_a_pickle(broker: Broker, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kombu_fdb.model import Death, KeyLimits, Listed, Peeked, Publication
 
 HOUR_MS = 3_600_000
 TASKS = ["shop.charge", "shop.charge", "shop.mail", "", "news.send"]
-ERRORS = ["shop.errors.Declined", "builtins.KeyError", "", None, 5]
+ERRORS = ["shop.errors.Declined", "builtins.KeyError", "", None, 5, "odd."]
 
 
 def envelope(task: str, **headers: Any) -> bytes:

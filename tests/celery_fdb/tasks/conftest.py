@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,12 @@ from celery import Celery
 from celery_fdb import install
 from celery_fdb.tasks.task import _known
 from kombu_fdb.engine.messages.publish import Publisher
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """No option of a task asks which store it is."""
+    return f"fdb+sqlite:///{tmp_path}/broker.db"
 
 
 @pytest.fixture

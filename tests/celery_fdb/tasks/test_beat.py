@@ -18,6 +18,13 @@ def at(text):
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
+@pytest.fixture
+def unscheduled(monkeypatch):
+    """Beats have no schedule of their own, and no file for one."""
+    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
+    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+
+
 def entry(app, timing, now, last_run_at=None):
     timing.nowfun, timing._app = (lambda: now), app
     return ScheduleEntry(name="e", task="t", schedule=timing, app=app, last_run_at=last_run_at or now)
@@ -50,10 +57,8 @@ def test_a_lone_beat_with_an_interval_loses_no_tick(app):
     assert len(set(ticks)) == 1000
 
 
-def test_a_lone_beat_loses_no_tick_to_a_store_that_was_slow_before(app, sent, monkeypatch):
+def test_a_lone_beat_loses_no_tick_to_a_store_that_was_slow_before(app, sent, unscheduled, monkeypatch):
     """The first tick waits for the store, and only so comes into an interval; the second one comes into the same."""
-    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
-    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
     scheduler, nows, timing = beat(app), [at("2026-03-01 10:00:29.995")], schedule(30)
     timing.nowfun, timing._app = (lambda: nows[-1]), app
     own = ScheduleEntry(name="e", task="t", schedule=timing, app=app)
@@ -79,9 +84,7 @@ class AtSunset(BaseSchedule):
         return at("2026-03-01 18:00:35") - self.now()
 
 
-def test_a_tick_of_the_sun_is_the_same_in_a_beat_whose_store_is_slow(app, sent, monkeypatch):
-    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
-    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+def test_a_tick_of_the_sun_is_the_same_in_a_beat_whose_store_is_slow(app, sent, unscheduled):
     for wait_s in (0, 10):
         scheduler, nows, timing = beat(app), [at("2026-03-01 18:00:36")], AtSunset(app=app)
         timing.nowfun = partial(nows.__getitem__, -1)
@@ -143,9 +146,7 @@ def beat(app):
     return scheduler
 
 
-def test_two_beats_publish_one_message_per_tick(app, broker, monkeypatch):
-    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
-    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+def test_two_beats_publish_one_message_per_tick(app, broker, unscheduled):
     one, other = beat(app), beat(app)
     for now in ("2026-03-01 10:05:00", "2026-03-01 10:06:00"):
         for scheduler in (one, other):
@@ -153,9 +154,7 @@ def test_two_beats_publish_one_message_per_tick(app, broker, monkeypatch):
     assert broker.queue("q").count() == 2
 
 
-def test_the_entrys_own_options_stay(app, sent, monkeypatch):
-    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
-    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+def test_the_entrys_own_options_stay(app, sent, unscheduled):
     own = entry(app, crontab(), at("2026-03-01 10:05:00"))
     own.options = {"headers": {"dedup_id": "mine"}}
     for _ in range(2):
@@ -173,9 +172,7 @@ class RowEntry(ScheduleEntry):
         super().__init__(**row, app=app)
 
 
-def test_an_entry_of_another_schedulers_class_is_published(app, sent, monkeypatch):
-    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
-    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+def test_an_entry_of_another_schedulers_class_is_published(app, sent, unscheduled):
     own = RowEntry({"name": "e", "task": "t", "schedule": schedule(60.0, app=app), "options": {"priority": 3}}, app)
     beat(app).apply_async(own, advance=False)
     ((*_, headers),) = sent()
@@ -184,10 +181,8 @@ def test_an_entry_of_another_schedulers_class_is_published(app, sent, monkeypatc
 
 
 @pytest.mark.parametrize(("options", "dedup_id"), [({}, "t:shop"), ({"dedup_id": "mine"}, "mine")])
-def test_a_dedup_id_counts_beside_the_tick(app, broker, sent, monkeypatch, options, dedup_id):
+def test_a_dedup_id_counts_beside_the_tick(app, sent, unscheduled, options, dedup_id):
     """That of the task, or of the entry's options: of two ticks within its window, one is published."""
-    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
-    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
 
     @app.task(name="t", dedup_id=lambda args, kwargs: "shop", dedup_window=60)
     def task(): ...

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from celery.states import FAILURE, SUCCESS
+from kit import left
 
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.formats import moment
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, charts_of, rounded_up
@@ -41,13 +39,6 @@ def keep(broker: Broker, clock: ManualClock, span: Any, *at: tuple[float, dict[s
         }
         sample = Sample(clock.wall_ms() - int(ago_s * 1000), found)
         broker._engine.transactions.write(lambda work, one=sample: write(work, [SERIES[span]], one))
-
-
-def kept_runs(broker: Broker, clock: ManualClock, *runs: Run) -> None:
-    store = HistoryStore(broker.database, broker.location.namespace, clock=clock)
-    store.set_settings(History())
-    for unwritten in pack_groups(runs):
-        store.write(unwritten, History())
 
 
 def drawn_of(broker: Broker, clock: ManualClock, span: Any = "hour", queue: str | None = None) -> dict[str, Any]:
@@ -136,7 +127,8 @@ def test_runs_are_drawn_from_the_slots(broker: Broker, clock: ManualClock) -> No
     """A slot in which nothing ended is a zero if a worker was there then, else nothing is known of it."""
     end_ms = clock.wall_ms() - 1_800_000
     run = Run("a", "t", state=SUCCESS, start_ms=end_ms - 2_000, end_ms=end_ms, runtime_s=2.0)
-    kept_runs(broker, clock, run._replace(published_ms=end_ms - 10_000), run._replace(id="b", state=FAILURE))
+    ran = run._replace(published_ms=end_ms - 10_000), run._replace(id="b", state=FAILURE)
+    left.keep(broker, *ran, clock=clock)
     keep(broker, clock, "hour", (1_500, {"q": (0, 0)}), (600, {"q": (0, 0)}))
     found = charts(broker, clock)
     assert [[round(rate * 300) for _, rate in each] for each in lines(found["Runs"])["ended"]] == [
@@ -157,7 +149,7 @@ def test_the_first_minute_fills_its_charts(broker: Broker, clock: ManualClock) -
     clock.advance(200)  # in the middle of a slot
     end_ms = clock.wall_ms() - 10_000
     run = Run("a", "t", state=SUCCESS, start_ms=end_ms - 2_000, end_ms=end_ms, runtime_s=2.0)
-    kept_runs(broker, clock, *(run._replace(id=str(number)) for number in range(9)))
+    left.keep(broker, *(run._replace(id=str(number)) for number in range(9)), clock=clock)
     keep(broker, clock, "hour", *((ago_s, {"q": (1, 60 - ago_s)}) for ago_s in (60, 45, 30, 15, 0)))
     drawn = drawn_of(broker, clock)
     assert drawn["ticks"][0] == pytest.approx(clock.wall_ms() / 1000 - 75)
@@ -205,7 +197,7 @@ def test_an_axis_is_no_shorter_than_some_samples_and_no_longer_than_its_period(
 
 def test_without_a_history_the_page_says_what_is_missing(viewer: Any, broker: Broker) -> None:
     assert "celery_fdb.install(app, history=True)" in viewer.see("/")
-    HistoryStore(broker.database, broker.location.namespace, clock=ManualClock()).set_settings(History())
+    left.keep(broker)
     assert "celery_fdb.install(app, history=True)" not in viewer.see("/")
 
 

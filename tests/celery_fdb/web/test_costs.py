@@ -21,14 +21,12 @@ from typing import NamedTuple
 import pytest
 from kit.costs import CountingDatabase
 from kit.dashboard import Person
+from kit.left import keep
 from kit.records import record_of
 
 from celery_fdb import brokers
 from celery_fdb.history import reading
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import workflows
 from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from celery_fdb.web import dashboard
@@ -36,7 +34,6 @@ from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace, pack_stamp
 from kombu_fdb.model import Death
-from kombu_fdb.primitives.clock import Clock
 
 #: The larger store, which has the mark, takes seconds to write; minutes on a machine that is very busy.
 pytestmark = pytest.mark.timeout(600)
@@ -150,13 +147,10 @@ def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
 
 def keep_runs(broker: Broker, number: int) -> None:
     """Each in a group of its own, as of workers with little to do."""
-    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
-    store.set_settings(History())
     now_ms = time.time_ns() // 1_000_000
     for each in range(number):
         run = Run(f"r{each}", "shop.pay", queue="q", state="SUCCESS", start_ms=now_ms - 9, end_ms=now_ms)
-        for unwritten in pack_groups([run._replace(root="r0" if each else "")]):
-            store.write(unwritten, History())
+        keep(broker, run._replace(root="r0" if each else ""))
 
 
 @pytest.fixture(params=[pytest.param(SMALL, id="12,000"), pytest.param(LARGE, id="1,000,000", marks=pytest.mark.scale)])

@@ -6,40 +6,30 @@ import html
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.states import FAILURE, RETRY, SUCCESS
+from kit import left
 
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import ACTIVE, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import workflows
 from kombu_fdb import Broker
-from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
-
-BOUNDS = History(runs=1_000, max_age=60_000)
 
 
 @pytest.fixture
 def store(broker: Broker) -> HistoryStore:
-    made = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
-    made.set_settings(BOUNDS)
-    return made
+    return left.keep(broker)
 
 
 @pytest.fixture
-def keep(store: HistoryStore) -> Callable[..., None]:
+def keep(broker: Broker) -> Callable[..., HistoryStore]:
     """Writes runs as a worker does."""
-
-    def keep(*runs: Run) -> None:
-        for unwritten in pack_groups(runs):
-            store.write(unwritten, BOUNDS)
-
-    return keep
+    return partial(left.keep, broker)
 
 
 def run(id_: str, task: str = "shop.pay", state: str = SUCCESS, **fields: Any) -> Run:

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 from kit.browser import NARROW, Window
+from kit.left import bury, keep
 from kit.processes import until
 
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
@@ -50,21 +48,18 @@ def fill(broker: Broker) -> None:
     """Everything that a page shows of what others write."""
     broker.declare(NAME, arguments={"x-password": ERROR})
     queue = broker.queue(NAME)
-    for number in range(3):
+    for number in range(2):
         queue.put(payload(), key=NAME, task_id=f"t{number}{SCRIPTS[0]}")
-    leases = [each._delivery.lease for each in queue.take_many(2, 0)]
     told = {"error_class": ERROR[:300], "error": ERROR, "traceback": ERROR}
-    broker._engine.messages.reject(leases, **told, attempts=[{"time": ERROR, "error": ERROR}])
+    bury(broker, NAME, **told, attempts=[{"time": ERROR, "error": ERROR}])
+    queue.put(payload(), key=NAME)
     queue.limit(NAME, rate=2.0)
     queue.pause()
-    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
-    store.set_settings(History())
     now_ms = Clock().wall_ms()
     texts = {"queue": NAME, "worker": ERROR, "key": NAME, "error_class": ERROR, "error": ERROR, "traceback": ERROR}
     run = Run("r1", ERROR[:200], state="FAILURE", start_ms=now_ms, end_ms=now_ms, args=ERROR, kwargs=ERROR, **texts)
     child = run._replace(id="r2", root="r1", parent="r1", group=SCRIPTS[1], followers=(("r3", ERROR[:200]),))
-    for unwritten in pack_groups([run, child]):
-        store.write(unwritten, History())
+    keep(broker, run, child)
     entry = EntryReport(NAME, ERROR[:400], ERROR[:400], NAME, now_ms, now_ms, 1, now_ms, 60.0)
     schedule_of(broker).report([entry, entry._replace(name=SCRIPTS[1], reported_ms=1)])
 

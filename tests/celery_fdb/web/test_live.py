@@ -12,18 +12,15 @@ from typing import Any
 
 import pytest
 from celery.states import FAILURE, SUCCESS
+from kit.left import keep
 
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web import dashboard, live
 from celery_fdb.web.live import Feed, LiveStats
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import NO_SESSION, SessionFacts
-from kombu_fdb.primitives.clock import Clock
 
 DEADLINE_S = 60.0
 
@@ -318,13 +315,11 @@ def test_with_a_history_failures_are_those_of_runs() -> None:
 
 @in_a_loop
 async def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broker) -> None:
-    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
-    store.set_settings(History())
+    keep(broker)
     client = Client(dashboard(url, anonymous=True, interval_s=0.2))
     assert await client.begin() == 200
     await client.event("look")
-    for unwritten in pack_groups([Run("a", "t", state=FAILURE), Run("b", "t", state=SUCCESS)]):
-        store.write(unwritten, History())
+    keep(broker, Run("a", "t", state=FAILURE), Run("b", "t", state=SUCCESS))
     while (await client.event("look"))["summary"]["failures"] != 0.5:
         pass
     await client.go()

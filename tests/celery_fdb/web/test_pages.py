@@ -52,12 +52,6 @@ def test_the_overview_tells_what_needs_attention(viewer: Any, broker: Broker) ->
     assert 'data-summary="ready" data-kind="number">3<' in page
 
 
-def test_no_worker_at_all_needs_attention(viewer: Any, broker: Broker) -> None:
-    assert "no worker consumes any queue" not in viewer.see("/")
-    broker.queue("jobs").put("x")
-    assert "no worker consumes any queue" in viewer.see("/")
-
-
 def test_a_page_is_live_or_says_when_it_was_read(visit: Any) -> None:
     person = visit(clock=ManualClock())
     read = re.compile(r'read at <time data-form="second" datetime="[^"]+\+00:00">\d\d:\d\d:\d\d UTC</time>')
@@ -348,20 +342,6 @@ def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch:
         monkeypatch.setattr(module, "look", fail)
         page = viewer.see("/queues", 422)
         assert ("be shown" in page, "x1y2z3" in page) == (True, False)
-
-
-def test_a_damaged_limit_is_a_page(viewer: Any, broker: Broker) -> None:
-    broker.queue("q").put("x", key="k")
-    broker.queue("q").limit("k", rate=1.0)
-    keys = broker._engine.keys
-
-    def spoil(work: Any) -> None:
-        for key, _ in work.tr.get_range(keys.prefix, keys.prefix + b"\xff"):
-            if key != keys.format and b"k" in key[len(keys.prefix) :]:
-                work.tr.set(key, b"\xff\xfe")
-
-    broker._engine.transactions.write(spoil)
-    assert viewer.get("/queue?queue=q").status_code in {200, 404, 422}
 
 
 def test_what_is_not_ours_is_as_its_authors_published_it() -> None:

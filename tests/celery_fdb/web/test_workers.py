@@ -15,12 +15,10 @@ from amqp.exceptions import ConsumerCancelled, NotFound, RecoverableConnectionEr
 from celery import Celery
 from celery.app.control import Inspect
 from celery.schedules import crontab, schedule
+from kit.left import keep
 from kombu.exceptions import ContentDisallowed, OperationalError
 
-from celery_fdb.history.layout import pack_groups
-from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.schedules import EntryReport, schedule_of, text_of
 from celery_fdb.operations.action import Request
 from celery_fdb.operations.messages import unknown
@@ -278,11 +276,8 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
         "broken": {"task": "shop.x", "schedule": "sometimes"},
         "empty": None,
     }
-    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
-    store.set_settings(History())
     began = int(NOW.timestamp() * 1000) - 60_000
-    for unwritten in pack_groups([Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5)]):
-        store.write(unwritten, History())
+    keep(broker, Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5))
     rows = {each["name"]: each for each in rows_of(app, broker, NOW)}
     assert rows["often"]["following"] == [NOW + timedelta(seconds=240 + 300 * number) for number in range(3)]
     assert rows["often"]["run"] is not None

@@ -72,6 +72,12 @@ def configure() -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Django's pages are those of ``tests/celery_fdb/web``."""
+    return f"fdb+sqlite:///{tmp_path}/broker.db"
+
+
+@pytest.fixture
 def broker(url: str, configure: Callable[..., None]) -> Any:
     """The broker that the pages show."""
     from celery_fdb.contrib.django.conf import lazy_broker

@@ -73,7 +73,7 @@ def test_a_misspelt_name_is_told_what_it_is_like(given: str, meant: str) -> None
     ],
 )
 def test_a_senseless_argument_names_its_mend_and_changes_nothing(arguments: dict[str, Any], fix: str) -> None:
-    engine, before = Bench(MemoryDatabase()).engine, QueueDeclaration("q", arguments={"x-max-length": 3})
+    engine, before = Bench(FaultyDatabase()).engine, QueueDeclaration("q", arguments={"x-max-length": 3})
     engine.queues.declare(before)
     with pytest.raises(InvalidArgument, match=fix):
         engine.queues.declare(QueueDeclaration("q", arguments=arguments))
