@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -7,11 +5,9 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import celery.app.builtins  # registers Celery's own tasks, which every app of a test needs
 import pytest
@@ -37,23 +33,23 @@ settings.register_profile("busy machines", deadline=None, suppress_health_check=
 settings.load_profile("busy machines")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--scale", action="store_true", help="also what needs a store of a million messages, as CI does")
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers():
     """One more than there are cores: tests with real workers mostly wait. Each has a FoundationDB, so not very many."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 5) + 1
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     _skip_long(config, items)
     if hasattr(config, "workerinput"):  # of xdist; one process alone keeps the order
         items.sort(key=lambda item: item.get_closest_marker("scale") is None)  # the longest one is not begun at the end
         items[:] = spread(items, lambda item: item.get_closest_marker("process") is not None, lambda item: item.path)
 
 
-def _skip_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _skip_long(config, items):
     """A person who runs the tests is told what runs beside them, and where."""
     reasons = {
         "scale": "takes a minute to fill its store; CI runs it, and so does --scale",
@@ -69,7 +65,7 @@ def _skip_long(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     """The only place that skips what needs FoundationDB: a machine without it skips all that is marked, and no more."""
     if item.get_closest_marker("foundationdb") is not None:
         reason = fdb_unavailable_reason()
@@ -79,7 +75,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail("it asks for the cluster: mark it `foundationdb`, or it fails on a machine that has none")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter):
     """What this machine could not test: one line for each reason, with its count."""
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ")
@@ -93,7 +89,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     """A real FoundationDB, one per run. The test that asks for it has the mark ``foundationdb``."""
     with Cluster() as cluster:
         yield cluster
@@ -101,7 +97,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench():
     """On a memory store; what a test leaves is counted, and is in one place."""
     bench = Bench(FaultyDatabase(), task_ids=True)
     yield bench
@@ -111,7 +107,7 @@ def bench() -> Iterator[Bench]:
 FDB = pytest.param("fdb", marks=pytest.mark.foundationdb)
 
 
-def _url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def _url(request, tmp_path):
     if request.param == "sqlite":
         return f"fdb+sqlite:///{tmp_path}/broker.db"
     cluster = request.getfixturevalue("cluster")
@@ -119,13 +115,13 @@ def _url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", FDB])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request, tmp_path):
     """The URL of an empty store that other processes can open, of each kind."""
     return _url(request, tmp_path)
 
 
 @pytest.fixture(params=["memory", "sqlite", FDB])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def any_store(request, tmp_path):
     """The URL of an empty store, of each kind."""
     if request.param != "memory":
         yield _url(request, tmp_path)
@@ -135,25 +131,25 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture(name="until")
-def _until() -> Callable[..., Any]:
+def _until():
     return until
 
 
 @pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
+def broker(url):
     with Broker.open(url) as broker:
         yield broker
 
 
 @pytest.fixture
-def another(url: str) -> Iterator[Callable[..., Broker]]:
+def another(url):
     """Opens brokers, each as if in a process of its own; of the test's URL, or of another one.
 
     No consumer is served by its safety look: what wakes one is a watch.
     """
-    opened: list[Broker] = []
+    opened = []
 
-    def another(other: str = url, **options: object) -> Broker:
+    def another(other=url, **options):
         parsed = parse_options({"poll_interval": 3600.0, **options})
         opened.append(Broker(Client(locate(parse_url(other), parsed), parsed)))
         return opened[-1]
@@ -164,19 +160,19 @@ def another(url: str) -> Iterator[Callable[..., Broker]]:
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor() as pool:
         yield pool
 
 
 @pytest.fixture
-def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[Broker], threading.Event]:
+def asleep(monkeypatch):
     """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
 
-    def asleep(broker: Broker) -> threading.Event:
+    def asleep(broker):
         event, arm = threading.Event(), broker._engine.messages.arm
 
-        def arm_and_tell(*arguments: Any) -> Any:
+        def arm_and_tell(*arguments):
             watches = arm(*arguments)
             if watches is not None:
                 event.set()
@@ -189,7 +185,7 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[Broker], threading.Even
 
 
 @pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[str]:
+def postgresql_server():
     """A real PostgreSQL, reached by a socket; skips where there is none."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     programs = Path(shutil.which("initdb") or next(Path("/usr/lib/postgresql").glob("*/bin/initdb"), "nowhere")).parent
@@ -209,7 +205,7 @@ def postgresql_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def postgresql(postgresql_server: str) -> str:
+def postgresql(postgresql_server):
     """An empty database of its own for each test, as psycopg is told it."""
     import psycopg
 
@@ -221,7 +217,7 @@ def postgresql(postgresql_server: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
+def _nothing_stays():
     """What Celery does to the whole process ends with the test.
 
     It gives the tasks of an app to every app that is made later, and a worker sets the level of the root logger.
@@ -233,12 +229,12 @@ def _nothing_stays() -> Iterator[None]:
 
 
 @pytest.fixture
-def jobs_are_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def jobs_are_kept(monkeypatch):
     """A job without references is released at once (``api/job.py``): that would hit tests that only look at one."""
-    kept: list[Job] = []
+    kept = []
     begin = Job.__init__
 
-    def begin_and_keep(job: Job, *arguments: Any) -> None:
+    def begin_and_keep(job, *arguments):
         kept.append(job)
         begin(job, *arguments)
 

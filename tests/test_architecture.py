@@ -1,7 +1,5 @@
 """``docs/architecture.md`` names functions; each must be where the page says it is."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +11,7 @@ NAMES = sorted(set(re.findall(r"`((?:kombu_fdb|celery_fdb)(?:\.\w+)+)`", PAGE)))
 WALKS = ("Publish", "Claim", "Ack", "Sweep")
 
 
-def find(name: str) -> object:
+def find(name):
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -26,15 +24,15 @@ def find(name: str) -> object:
     raise AssertionError(f"no package of ours: {name}")
 
 
-def test_what_the_page_names_exists() -> None:
+def test_what_the_page_names_exists():
     for name in NAMES:
         assert find(name) is not None, name
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_walk_has_five_steps_through_eight_files_at_most(walk: str) -> None:
+def test_a_walk_has_five_steps_through_eight_files_at_most(walk):
     section = PAGE.split(f"## {walk}\n")[1].split("\n## ")[0].split("\nIf rivals")[0]
     assert re.findall(r"^(\d)\. ", section, re.MULTILINE) == list("12345")
     named = set(re.findall(r"`((?:kombu_fdb|celery_fdb)(?:\.\w+)+)`", section))
-    files = {re.match(r"(?:\.?[a-z_]+)+(?=\.[A-Z]|\.\w+$)", each).group() for each in named}  # type: ignore[union-attr]  # all match
+    files = {re.match(r"(?:\.?[a-z_]+)+(?=\.[A-Z]|\.\w+$)", each).group() for each in named}
     assert 0 < len(files) <= 8

@@ -1,13 +1,10 @@
 """What `make bench` runs, once and with few messages: a benchmark that fails leaves an empty column in its table."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.processes import run_python
@@ -31,23 +28,23 @@ KIT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 pytestmark = pytest.mark.timeout(60)
 
 
-def measured(script: str, *arguments: object) -> Any:
+def measured(script, *arguments):
     return json.loads(run_python(BENCH / script, *arguments, env=KIT).stdout)
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"fdb+sqlite:///{tmp_path}/bench.db"
 
 
 @pytest.mark.parametrize("workload", ["publish", "named", "batch", "consume", "publish4"])
-def test_workload(workload: str, url: str) -> None:
+def test_workload(workload, url):
     figures = measured("workloads.py", workload, url, "--count", 8)
     assert figures
     assert all(figure > 0 for figure in figures.values())
 
 
-def test_verbs(url: str) -> None:
+def test_verbs(url):
     verbs = measured("verbs.py", "verbs", url, "--count", 3)
     assert {"publish", "batch of 100", "take", "ack"} <= COUNTED.keys()
     assert {name: verb["trips"] for name, verb in verbs.items() if name in COUNTED} == COUNTED
@@ -55,13 +52,13 @@ def test_verbs(url: str) -> None:
 
 
 @pytest.fixture
-def scaling(monkeypatch: pytest.MonkeyPatch) -> Any:
+def scaling(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.syspath_prepend(str(BENCH))
     return importlib.import_module("scaling")
 
 
-def test_the_curves_of_the_page_are_those_of_the_model(scaling: Any) -> None:
+def test_the_curves_of_the_page_are_those_of_the_model(scaling):
     page = (DOCS / "how-to" / "capacity.md").read_text()
     workers = [10, 50, 100, 500, 1000, 5000]
     assert "| 10 workers | 50 | 100 | 500 | 1,000 | 5,000 |" in page
@@ -75,24 +72,24 @@ def test_the_curves_of_the_page_are_those_of_the_model(scaling: Any) -> None:
         assert shown == pytest.approx([scaling.rate(costs, number, keys) for number in workers], rel=1e-3)
 
 
-def test_threads(url: str) -> None:
+def test_threads(url):
     assert measured("verbs.py", "threads", url, "--threads", 3, "--count", 4)["rate"] > 0
 
 
 @pytest.mark.parametrize("script", ["run", "contention", "distances", "fairness", "fleet", "keeping", "tenants"])
-def test_help(script: str) -> None:
+def test_help(script):
     """What it needs is there."""
     pytest.importorskip("rich")
     run_python(BENCH / f"{script}.py", "--help", env=KIT)
 
 
-def test_with_no_more_distance_the_model_gives_what_was_measured(scaling: Any) -> None:
+def test_with_no_more_distance_the_model_gives_what_was_measured(scaling):
     for workers, messages in ((1, 10.0), (8, 35.0), (50, 250.0), (200, 74.0)):
         assert scaling.at_distance(3000.0, messages, "no keys", workers, 0.0) == pytest.approx(3000.0)
         assert scaling.at_distance(3000.0, messages, "no keys", workers, 0.005) < 3000.0
 
 
-def test_services_grow_with_the_distance(scaling: Any) -> None:
+def test_services_grow_with_the_distance(scaling):
     """As more workers have come back to the line when the next one begins, which makes up for most of the distance."""
     few, many = (scaling.at_distance(4000.0, 74.0, "no keys", workers, 0.005) for workers in (8, 200))
     assert few < 2000.0

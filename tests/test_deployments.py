@@ -323,7 +323,7 @@ def test_a_unit_runs_with_its_own_environment_and_keeps_its_files_private(shop, 
         end(process)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process):
     """And a worker's children with it. Again: Python ignores what a signal handler raises out of a finalizer."""
     deadline = time.monotonic() + DEADLINE_S
     while True:

@@ -1,10 +1,7 @@
 """The shape of the house (CONTRIBUTING.md): no circles of files, at the root what users name."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -32,7 +29,7 @@ PUBLIC = {
 
 
 @cache
-def modules() -> dict[str, Path]:
+def modules():
     """Every module by its dotted name."""
     found = {}
     for package in PACKAGES:
@@ -42,7 +39,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(path: Path) -> set[str]:
+def imported(path):
     """Modules of ours that ``path`` imports anywhere in it: in functions, and for types only, too."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -54,7 +51,7 @@ def imported(path: Path) -> set[str]:
     return names & modules().keys()
 
 
-def test_no_circle_of_files() -> None:
+def test_no_circle_of_files():
     graph = {name: imported(path) - {name} for name, path in modules().items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -63,12 +60,12 @@ def test_no_circle_of_files() -> None:
 
 
 @pytest.mark.parametrize("package", PUBLIC)
-def test_the_root_holds_nothing_but_what_users_name(package: str) -> None:
+def test_the_root_holds_nothing_but_what_users_name(package):
     held = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
     assert held == PUBLIC[package]
 
 
-def test_each_type_ignore_has_its_reason() -> None:
+def test_each_type_ignore_has_its_reason():
     lines = [
         f"{name}: {line.strip()}"
         for name, path in modules().items()
@@ -78,12 +75,12 @@ def test_each_type_ignore_has_its_reason() -> None:
     assert not lines
 
 
-def test_no_name_says_nothing() -> None:
+def test_no_name_says_nothing():
     empty = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
     assert not [name for name in modules() if empty & set(name.rsplit(".", 1)[-1].split("_"))]
 
 
-def test_prose_names_its_subject() -> None:
+def test_prose_names_its_subject():
     """The sweeper, a consumer, an operator: words that leave open who does it hide a missing thought."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     vague = re.compile(r"\b([Nn]obody|[Ss]omebody|[Ww]hoever)\b")
@@ -97,7 +94,7 @@ def test_prose_names_its_subject() -> None:
 
 
 @pytest.mark.parametrize("package", ["kombu_fdb", "celery_fdb"])
-def test_the_tests_mirror_the_packages(package: str) -> None:
+def test_the_tests_mirror_the_packages(package):
     """A folder of tests stands where the folder, or the module, that it tests does."""
     root = ROOT / "tests" / package
     for folder in {path.parent.relative_to(root) for path in root.rglob("test_*.py")}:
@@ -105,7 +102,7 @@ def test_the_tests_mirror_the_packages(package: str) -> None:
         assert tested.is_dir() or tested.with_suffix(".py").is_file(), f"{folder} tests no folder of {package}"
 
 
-def functions(folder: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def functions(folder):
     """Every function in it, with its place."""
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -113,13 +110,13 @@ def functions(folder: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFu
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
 
 
-def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+def parameters(function):
     taken = function.args
     named = [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg]
     return [each.arg for each in named if each is not None and each.arg not in {"self", "cls"}]
 
 
-def test_a_function_of_the_engine_takes_five_parameters_at_most() -> None:
+def test_a_function_of_the_engine_takes_five_parameters_at_most():
     clumps = {
         place: taken
         for place, function in functions(ROOT / "kombu_fdb" / "engine")
@@ -129,7 +126,7 @@ def test_a_function_of_the_engine_takes_five_parameters_at_most() -> None:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_one_module_of_the_engine_moves_messages(move: str) -> None:
+def test_one_module_of_the_engine_moves_messages(move):
     engine = ROOT / "kombu_fdb" / "engine"
     found = [str(path.relative_to(engine)) for path in engine.rglob("*.py") if move in path.read_text()]
     assert found == ["messages/message.py"]
@@ -140,13 +137,13 @@ INSIDE = {"celery_fdb/tasks/failures.py": "channel.engine.publisher.bury_copy("}
 ENGINE = re.compile(r"\b(broker|source|target|channel)\.(_?engine|_client|connection\.client)\b")
 
 
-def test_celery_fdb_asks_the_api_and_not_the_engine() -> None:
+def test_celery_fdb_asks_the_api_and_not_the_engine():
     for path in (ROOT / "celery_fdb").rglob("*.py"):
         name, text = str(path.relative_to(ROOT)), path.read_text()
         assert not ENGINE.search(text.replace(INSIDE.get(name, "\0"), "")), name
 
 
-def avoided() -> dict[str, str]:
+def avoided():
     """Words that the glossary rejects in its last column, and the word that it has instead."""
     found = {}
     for line in (ROOT / "docs" / "glossary.md").read_text().splitlines():
@@ -158,7 +155,7 @@ def avoided() -> dict[str, str]:
     return found
 
 
-def test_the_code_has_one_word_for_it(subtests: pytest.Subtests) -> None:
+def test_the_code_has_one_word_for_it(subtests):
     """In names: of functions, classes, arguments, variables and modules. What stands in the store keeps its tag."""
     used = [
         (path, each, words_in(each))
@@ -173,7 +170,7 @@ def test_the_code_has_one_word_for_it(subtests: pytest.Subtests) -> None:
             assert not found, f"the glossary says {instead}"
 
 
-def names_in(path: Path) -> set[str]:
+def names_in(path):
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -184,9 +181,9 @@ def names_in(path: Path) -> set[str]:
     return found
 
 
-def words_in(name: str) -> list[str]:
+def words_in(name):
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_")
 
 
-def stands_in(parts: list[str], words: list[str]) -> bool:
+def stands_in(parts, words):
     return any(words[at : at + len(parts)] == parts for at in range(len(words)))

@@ -1,10 +1,7 @@
 """Each sentence that promises something stands in the ledger, with the test that fails if it is false."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
-from pathlib import Path
 
 from kit.ledger import LEDGER, ROOT, promises, read
 
@@ -12,30 +9,30 @@ from kit.ledger import LEDGER, ROOT, promises, read
 NO_PROMISE = "-"
 
 
-def test_the_ledger_names_each_promise() -> None:
+def test_the_ledger_names_each_promise():
     """``PYTHONPATH=tests python -m kit.ledger`` prints the lines that are missing."""
     assert {(entry.where, entry.sentence) for entry in read()} == promises()
 
 
-def test_the_ledger_is_sorted_and_names_each_once() -> None:
+def test_the_ledger_is_sorted_and_names_each_once():
     lines = LEDGER.read_text(encoding="utf-8").splitlines()
     assert lines == sorted(set(lines))
 
 
-def test_the_tests_of_the_ledger_exist() -> None:
+def test_the_tests_of_the_ledger_exist():
     named = {entry.test for entry in read()} - {NO_PROMISE}
     assert not sorted(each for each in named if not _exists(each))
 
 
-def _exists(test: str) -> bool:
+def _exists(test):
     path, *names = test.split("::")
     return bool(names) and (ROOT / path).is_file() and tuple(names) in _tests(ROOT / path)
 
 
 @cache
-def _tests(path: Path) -> set[tuple[str, ...]]:
+def _tests(path):
     """Those of a file, of which a class is one, too."""
-    found: set[tuple[str, ...]] = set()
+    found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add((node.name,))

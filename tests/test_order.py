@@ -1,17 +1,15 @@
 """Which test comes when, if several processes share them."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 from kit.order import spread
 
 
-def order(tests: list[str]) -> list[str]:
+def order(tests):
     return spread(tests, waits=lambda test: test.startswith("wait"), file=lambda test: test.split(":")[0])
 
 
-def test_what_waits_is_spread_and_not_at_the_end() -> None:
+def test_what_waits_is_spread_and_not_at_the_end():
     waiting = [f"wait{file}:{number}" for file in range(4) for number in range(10)]
     others = [f"{file}:{number}" for file in range(20) for number in range(5)]
     ordered = order(waiting + others)

@@ -1,7 +1,5 @@
 """A RabbitMQ of our own ends with the process that has started it, however that ends."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -36,7 +34,7 @@ with Told():
 
 
 @pytest.fixture(params=["super()._await(log)", ""], ids=["that runs", "that starts"])
-def told(request: pytest.FixtureRequest) -> list[str]:
+def told(request):
     """Of a node whose program is killed: its guard, its port and its folder."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(awaited=request.param or "pass")],
@@ -45,7 +43,6 @@ def told(request: pytest.FixtureRequest) -> list[str]:
         text=True,
     )
     with program:
-        assert program.stdout is not None
         found = program.stdout.readline().split()
         guard = os.pidfd_open(int(found[0]))
         program.send_signal(signal.SIGKILL)
@@ -54,14 +51,14 @@ def told(request: pytest.FixtureRequest) -> list[str]:
     return found
 
 
-def test_a_node_dies_with_its_program(told: list[str]) -> None:
+def test_a_node_dies_with_its_program(told):
     _guard, port, directory = told
     assert not Path(directory).exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(port)))
 
 
-def test_a_node_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_start_says_why(monkeypatch):
     monkeypatch.setenv("RABBITMQ_SERVER_START_ARGS", "+P many")  # the virtual machine wants a number
     node = Node()
     with pytest.raises(RuntimeError, match="the emulator"), node:

@@ -1,15 +1,11 @@
 """Programs that are forked off a warm process end, die and are found as those that begin with an interpreter."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from kit.starter import Forked, Starter
+from kit.starter import Starter
 
 pytestmark = pytest.mark.process
 
@@ -25,35 +21,35 @@ if os.environ["SHOP"] == "hangs":
 
 
 @pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
+def starter():
     with Starter() as starter:
         yield starter
 
 
 @pytest.fixture
-def start(starter: Starter, tmp_path: Path) -> Callable[..., Forked]:
+def start(starter, tmp_path):
     (tmp_path / "shop.py").write_text(APP)
 
-    def start(*arguments: str, shop: str = "") -> Forked:
+    def start(*arguments, shop=""):
         with (tmp_path / "output").open("w") as output:
             return starter.start(["-A", "shop", *arguments], {**os.environ, "SHOP": shop}, tmp_path, output)
 
     return start
 
 
-def test_it_has_its_own_folder_environment_and_session(start: Callable[..., Forked], tmp_path: Path) -> None:
+def test_it_has_its_own_folder_environment_and_session(start, tmp_path):
     assert start("report", shop="acme").wait(60) == 0
     assert f"in {tmp_path} acme True\n" in (tmp_path / "output").read_text()
 
 
-def test_it_fails_as_a_program_does(start: Callable[..., Forked], tmp_path: Path) -> None:
+def test_it_fails_as_a_program_does(start, tmp_path):
     program = start("nonsense")
     assert (program.wait(60), program.poll()) == (2, 2)
     assert "No such command" in (tmp_path / "output").read_text()
     program.terminate()
 
 
-def test_two_at_once_end_each_with_its_group(start: Callable[..., Forked]) -> None:
+def test_two_at_once_end_each_with_its_group(start):
     hangs, other, ends = start("report", shop="hangs"), start("report", shop="hangs"), start("report")
     assert ends.wait(60) == 0
     assert hangs.poll() is None

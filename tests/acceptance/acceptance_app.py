@@ -1,16 +1,13 @@
 """The Celery application of the acceptance tests. Configured by the environment, because workers are processes."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 from kombu import Queue
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
@@ -40,7 +37,7 @@ if os.environ.get("ACCEPTANCE_HISTORY"):
     install(app, history=History(runs=1_000, max_age=86_400))
 
 
-def mark(kind: str, name: str) -> None:
+def mark(kind, name):
     """Append one line; a single small write, so lines of several processes don't mix."""
     descriptor = os.open(DIRECTORY / "marks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -50,12 +47,12 @@ def mark(kind: str, name: str) -> None:
 
 
 @app.task
-def note(name: str) -> None:
+def note(name):
     mark("run", name)
 
 
 @app.task
-def hold(name: str, seconds: float = 60) -> None:
+def hold(name, seconds=60):
     """Runs until the test allows it to end."""
     mark("start", name)
     deadline = time.monotonic() + seconds
@@ -65,7 +62,7 @@ def hold(name: str, seconds: float = 60) -> None:
 
 
 @app.task
-def compute(name: str) -> None:
+def compute(name):
     """Runs until the test allows it to end. Meanwhile no other thread or greenlet runs, as in one call of C."""
     mark("start", name)
     with (DIRECTORY / "computing").open("r+b") as shared, mmap.mmap(shared.fileno(), 1) as allowed:
@@ -78,7 +75,7 @@ def compute(name: str) -> None:
 
 
 @app.task
-def spread(name: str, number: int) -> None:
+def spread(name, number):
     """Publishes from inside the child."""
     for each in range(number):
         note.delay(f"{name}-{each}")
@@ -86,7 +83,7 @@ def spread(name: str, number: int) -> None:
 
 
 @app.task(bind=True, max_retries=3)
-def flaky(self: Task, name: str) -> None:
+def flaky(self, name):
     mark("run", name)
     if self.request.retries < 2:
         raise self.retry(countdown=0.2)
@@ -94,5 +91,5 @@ def flaky(self: Task, name: str) -> None:
 
 
 @app.task
-def answer(value: Any) -> Any:
+def answer(value):
     return value

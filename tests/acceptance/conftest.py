@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +53,7 @@ class Broker:
     queue_arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def env(self) -> dict[str, str]:
+    def env(self):
         return {
             **os.environ,
             "ACCEPTANCE_BROKER": self.url,
@@ -65,7 +64,7 @@ class Broker:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def marks(self, kind: str | None = None, name: str | None = None) -> list[Mark]:
+    def marks(self, kind=None, name=None):
         """What was written so far."""
         try:
             lines = (self.directory / "marks").read_text().splitlines()
@@ -74,10 +73,10 @@ class Broker:
         found = [Mark(kind_, name_, int(pid), float(at)) for kind_, name_, pid, at in map(str.split, lines)]
         return [mark for mark in found if kind in {None, mark.kind} and name in {None, mark.name}]
 
-    def count(self, kind: str) -> Counter[str]:
+    def count(self, kind):
         return Counter(mark.name for mark in self.marks(kind))
 
-    def allow(self, name: str) -> None:
+    def allow(self, name):
         """Let a ``hold`` task end."""
         (self.directory / f"allow-{name}").touch()
 
@@ -85,7 +84,7 @@ class Broker:
 class Worker:
     """A process group of one Celery program."""
 
-    def __init__(self, starter: Starter | None, broker: Broker, name: str, arguments: Sequence[str]) -> None:
+    def __init__(self, starter, broker, name, arguments):
         """Without a starter it is a Python of its own."""
         self.name = name
         self.log = broker.directory / f"{name}.log"
@@ -103,25 +102,25 @@ class Worker:
                 start_new_session=True,
             )
 
-    def said(self, text: str) -> bool:
+    def said(self, text):
         return text in self.log.read_text()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self):
         until(lambda: self.said("ready.") or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
 
-    def kill(self) -> None:
+    def kill(self):
         """kill -9 of the whole group: master and children at once."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 
-    def stop(self) -> int:
+    def stop(self):
         """Warm shutdown."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait_end()
 
-    def wait_end(self) -> int:
+    def wait_end(self):
         try:
             return self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -129,7 +128,7 @@ class Worker:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+def broker(request, tmp_path):
     """An empty broker; on FoundationDB in the run's cluster, or in one that the test may stop."""
     if request.param == "sqlite":
         yield Broker(f"fdb+sqlite:///{tmp_path}/broker.db", tmp_path)
@@ -144,25 +143,25 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def starter() -> Iterator[Starter]:
+def starter():
     with Starter() as starter:
         yield starter
 
 
 @pytest.fixture
-def start(broker: Broker, starter: Starter) -> Iterator[Callable[..., Worker]]:
+def start(broker, starter):
     """Starts workers; kills what is left of them after the test."""
-    workers: list[Worker] = []
+    workers = []
 
     def start(
-        *arguments: str,
-        name: str | None = None,
-        pool: str = "prefork",
-        wait: bool = True,
-        mingle: bool = False,  # a second, in which the others may answer
-        app: str = "acceptance_app",
-        at: Broker = broker,
-    ) -> Worker:
+        *arguments,
+        name=None,
+        pool="prefork",
+        wait=True,
+        mingle=False,  # a second, in which the others may answer
+        app="acceptance_app",
+        at=broker,
+    ):
         name = name or f"w{len(workers)}"
         quick = [] if mingle else ["--without-mingle"]
         given = ["-A", app, "worker", "-n", f"{name}@test", "-P", pool, "-l", "INFO", *quick, *arguments]
@@ -178,11 +177,11 @@ def start(broker: Broker, starter: Starter) -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
-def launch(broker: Broker, starter: Starter) -> Iterator[Callable[..., Worker]]:
+def launch(broker, starter):
     """Starts other programs of Celery, by their command line."""
-    programs: list[Worker] = []
+    programs = []
 
-    def launch(name: str, *arguments: str) -> Worker:
+    def launch(name, *arguments):
         programs.append(Worker(starter, broker, name, ["-A", "acceptance_app", *arguments, "-l", "INFO"]))
         return programs[-1]
 
@@ -192,10 +191,10 @@ def launch(broker: Broker, starter: Starter) -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
-def fresh() -> Callable[[str], Any]:
+def fresh():
     """Imports a module that is configured by the environment."""
 
-    def fresh(name: str) -> Any:
+    def fresh(name):
         sys.modules.pop(name, None)
         return importlib.import_module(name)
 
@@ -203,9 +202,9 @@ def fresh() -> Callable[[str], Any]:
 
 
 @pytest.fixture(params=["prefork", "solo", "threads", "gevent", "eventlet"])
-def pool(request: pytest.FixtureRequest, broker: Broker) -> str:
+def pool(request, broker):
     """Each that this machine has, and that works on the store."""
-    name: str = request.param
+    name = request.param
     if name in GREENLETS and importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     if name == "eventlet" and broker.cluster is not None:
@@ -214,7 +213,7 @@ def pool(request: pytest.FixtureRequest, broker: Broker) -> str:
 
 
 @pytest.fixture
-def app(broker: Broker, fresh: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def app(broker, fresh, monkeypatch):
     """The application as a publisher, in this process."""
     for name in (name for name in broker.env if name.startswith("ACCEPTANCE_")):
         monkeypatch.setenv(name, broker.env[name])
@@ -226,14 +225,14 @@ def app(broker: Broker, fresh: Callable[[str], Any], monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def engine(app: Any) -> Iterator[Any]:
+def engine(app):
     """To look into the store."""
     with app.app.connection_for_read() as connection:
         yield connection.default_channel.engine
 
 
 @pytest.fixture
-def tasks(app: Any, fresh: Callable[[str], Any]) -> Iterator[Any]:
+def tasks(app, fresh):
     """The application with results, as a client in this process."""
     results_app = fresh("results_app")
     yield results_app
@@ -245,10 +244,10 @@ def tasks(app: Any, fresh: Callable[[str], Any]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def work(start: Callable[..., Worker]) -> Callable[..., Worker]:
+def work(start):
     """Starts workers of the application with results."""
 
-    def work(*arguments: str, pool: str = "prefork") -> Worker:
+    def work(*arguments, pool="prefork"):
         return start("-c", "2", *arguments, pool=pool, app="results_app")
 
     return work

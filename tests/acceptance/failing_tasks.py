@@ -1,7 +1,5 @@
 """Tasks that fail, in the application of the other acceptance tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -31,53 +29,53 @@ class Broken(Exception):
 
 
 @app.task(dead_letter=True)
-def fail(name: str) -> None:
+def fail(name):
     mark("run", name)
     raise Broken(f"cannot {name}")
 
 
 @app.task(dead_letter=True, acks_late=False)
-def fail_early(name: str) -> None:
+def fail_early(name):
     mark("run", name)
     raise Broken(f"cannot {name}")
 
 
 @app.task
-def fail_quietly(name: str) -> None:
+def fail_quietly(name):
     mark("run", name)
     raise Broken(f"cannot {name}")
 
 
 @app.task(dead_letter=True)
-def succeed(name: str) -> None:
+def succeed(name):
     mark("run", name)
 
 
 @app.task(base=ScheduledTask, bind=True, dead_letter=True, autoretry_for=(Broken,), max_retries=2, backoff="0.1/0.3s")
-def stubborn(self: Task, name: str) -> None:
+def stubborn(self, name):
     mark("run", name)
     raise Broken(f"attempt {self.request.retries}")
 
 
 @app.task
-def refuse(name: str) -> None:
+def refuse(name):
     mark("run", name)
     raise Reject(Broken("never again"), requeue=False)
 
 
 @app.task(dead_letter=True)
-def die(name: str) -> None:
+def die(name):
     mark("run", name)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(reject_on_worker_lost=True)
-def poison(name: str) -> None:
+def poison(name):
     mark("run", name)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(dead_letter=True, time_limit=1)
-def too_slow(name: str) -> None:
+def too_slow(name):
     mark("run", name)
     time.sleep(60)

@@ -3,12 +3,9 @@
 Then the worker is told to stop, or loses its connection. The child goes on, or is killed as the rest is written.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from functools import partial
-from typing import Any
 
 from acceptance_app import app
 from celery import bootsteps
@@ -16,18 +13,18 @@ from celery.worker import state
 
 from kombu_fdb.errors import StoreUnavailable
 
-children: list[int] = []
+children = []
 
 
 class HalfWritten(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def start(self, consumer: Any) -> None:
+    def start(self, consumer):
         if not children:
             consumer.hub.on_tick.add(partial(look, consumer.pool._pool))
 
 
-def look(processes: Any, *_hub: Any) -> None:
+def look(processes, *_hub):
     if not children and processes.outbound_buffer and processes._all_inqueues:
         children.append(processes._pool[0].pid)
         os.kill(children[0], signal.SIGSTOP)
@@ -46,7 +43,7 @@ def look(processes: Any, *_hub: Any) -> None:
         state.maybe_shutdown()
 
 
-def kill_and(write: Any, child: Any, writer: Any) -> None:
+def kill_and(write, child, writer):
     os.kill(child.pid, signal.SIGKILL)
     write(child, writer)
 

@@ -4,12 +4,9 @@ As by a store that does not answer. Before it has read that a task was begun, it
 connection.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from itertools import count
-from typing import Any
 
 from acceptance_app import DIRECTORY, app
 from celery import bootsteps
@@ -25,11 +22,11 @@ losses = count()
 class HeldUp(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def start(self, consumer: Any) -> None:
+    def start(self, consumer):
         consumer.hub.on_tick.add(hold_up)
 
 
-def hold_up(*_hub: Any) -> None:
+def hold_up(*_hub):
     if state.reserved_requests and has_run(PAUSE_S):
         if os.environ.get("HELD_UP_LOSES"):
             if next(losses):
@@ -39,7 +36,7 @@ def hold_up(*_hub: Any) -> None:
         state.maybe_shutdown()
 
 
-def has_run(timeout_s: float) -> bool:
+def has_run(timeout_s):
     deadline = time.monotonic() + timeout_s
     marks = DIRECTORY / "marks"
     while not (marks.exists() and marks.read_text()):

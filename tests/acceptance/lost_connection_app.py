@@ -1,10 +1,7 @@
 """The acceptance tests' application in a worker that loses its connection while a task waits in Celery's timer."""
 
-from __future__ import annotations
-
 import time
 from itertools import count
-from typing import Any
 
 from acceptance_app import app
 from celery import bootsteps
@@ -16,10 +13,10 @@ from kombu_fdb.errors import StoreUnavailable
 calls = count()
 
 
-def losing(schedule: Any) -> Any:
+def losing(schedule):
     """Wrap it to lose the connection between the receipt of the first task with an ETA and its time."""
 
-    def lose(*args: Any, **options: Any) -> Any:
+    def lose(*args, **options):
         entry = schedule(*args, **options)
         if not next(calls):
             timer._time = time.time
@@ -32,7 +29,7 @@ def losing(schedule: Any) -> Any:
 class Losing(bootsteps.Step):
     """With Celery before 5.7, where nothing follows on the timer's call."""
 
-    def __init__(self, consumer: Any, **_: Any) -> None:
+    def __init__(self, consumer, **_):
         consumer.timer.call_at = losing(consumer.timer.call_at)
 
 

@@ -4,8 +4,6 @@ Root may open files that no other user may. On Linux that is a capability, which
 and its children.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 
@@ -18,7 +16,7 @@ VERSION = 0x20080522
 OVERRIDES = 1 << 1 | 1 << 2
 
 
-def give_up_overrides() -> None:
+def give_up_overrides():
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(VERSION, 0)
     #: Effective, permitted and inheritable, of capabilities 0 to 31 and of those behind them.

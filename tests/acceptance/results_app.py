@@ -1,15 +1,12 @@
 """The application of the results' acceptance tests: broker and result backend are one store."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
-from typing import Any
 
 from acceptance_app import DIRECTORY, mark
-from celery import Celery, Task
+from celery import Celery
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
 
@@ -30,34 +27,34 @@ app.conf.update(
 
 
 @app.task
-def add(x: int, y: int) -> int:
+def add(x, y):
     mark("run", f"add-{x}-{y}")
     return x + y
 
 
 @app.task
-def total(numbers: list[int]) -> int:
+def total(numbers):
     mark("run", "total")
     return sum(numbers)
 
 
 @app.task
-def large(size: int) -> str:
+def large(size):
     return "x" * size
 
 
 @app.task
-def fail(text: str) -> None:
+def fail(text):
     raise ValueError(text)
 
 
 @app.task
-def report(task_id: str) -> None:
+def report(task_id):
     mark("run", "report")
 
 
 @app.task
-def wait(name: str) -> str:
+def wait(name):
     """Runs until the test allows it to end."""
     mark("start", name)
     _wait_for_permission(name)
@@ -66,7 +63,7 @@ def wait(name: str) -> str:
 
 
 @app.task(bind=True)
-def die_once(self: Task, value: int) -> int:
+def die_once(self, value):
     """Its process is killed the first time, before it returns."""
     mark("run", f"die-{value}")
     if _first(f"died-{value}"):
@@ -75,7 +72,7 @@ def die_once(self: Task, value: int) -> int:
 
 
 @app.task
-def die_before_body(value: int) -> int:
+def die_before_body(value):
     """Its process is killed the first time after the last part was stored, before the body is published."""
     mark("run", f"die-{value}")
     _wait_for_permission("die")
@@ -85,24 +82,24 @@ def die_before_body(value: int) -> int:
 
 
 @app.task(bind=True)
-def progress(self: Task) -> str:
+def progress(self):
     self.update_state(state="PROGRESS", meta={"done": 1})
     return "done"
 
 
 @app.task(bind=True)
-def spawn(self: Task, number: int) -> Any:
+def spawn(self, number):
     """Publishes, with results, from inside the child."""
     return [add.delay(number, each).id for each in range(number)]
 
 
-def _wait_for_permission(name: str) -> None:
+def _wait_for_permission(name):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
         time.sleep(0.005)
 
 
-def _first(name: str) -> bool:
+def _first(name):
     try:
         os.close(os.open(DIRECTORY / name, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

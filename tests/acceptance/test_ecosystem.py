@@ -1,7 +1,5 @@
 """Programs that teams run beside their workers, against our broker: Flower, and celery's own commands."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import socket
@@ -9,22 +7,19 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from kit.left import Trap
-from kit.starter import Starter
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def celery(broker: Any, starter: Starter) -> Callable[..., str]:
+def celery(broker, starter):
     """Runs one of Celery's commands to its end; what it printed."""
 
-    def celery(*arguments: str, fails: bool = False) -> str:
+    def celery(*arguments, fails=False):
         printed = broker.directory / "command.out"
         with printed.open("w") as output:
             command = starter.start(["-A", "acceptance_app", *arguments], broker.env, broker.directory, output)
@@ -35,7 +30,7 @@ def celery(broker: Any, starter: Starter) -> Callable[..., str]:
 
 
 @contextmanager
-def program(broker: Any, *arguments: str) -> Any:
+def program(broker, *arguments):
     """A program in the background, its output in a file."""
     log = broker.directory / f"{arguments[0]}.out"
     with log.open("w") as output:
@@ -56,9 +51,7 @@ def program(broker: Any, *arguments: str) -> Any:
 # -- Flower ------------------------------------------------------------------------------------------------------------
 
 
-def test_flower_lists_workers_and_tasks(
-    broker: Any, app: Any, start: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flower_lists_workers_and_tasks(broker, app, start, until, monkeypatch):
     if importlib.util.find_spec("flower") is None:
         pytest.skip("flower is not installed")
     with socket.socket() as probe:
@@ -84,7 +77,7 @@ def test_flower_lists_workers_and_tasks(
         assert ask(port, "/healthcheck") == "OK"
 
 
-def ask(port: int, path: str) -> str | None:
+def ask(port, path):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return answer.read().decode()
@@ -95,7 +88,7 @@ def ask(port: int, path: str) -> str | None:
 # -- celery's commands -------------------------------------------------------------------------------------------------
 
 
-def test_inspect_control_and_status_commands(broker: Any, celery: Any, start: Any, until: Any) -> None:
+def test_inspect_control_and_status_commands(broker, celery, start, until):
     worker = start("-c", "1", name="w")
     assert json.loads(celery("inspect", "ping", "--json"))["w@test"] == {"ok": "pong"}
     assert "1 node online" in celery("status")
@@ -115,7 +108,7 @@ def test_inspect_control_and_status_commands(broker: Any, celery: Any, start: An
     assert "No nodes replied" in celery("inspect", "ping", "-t", "0.2", fails=True)
 
 
-def test_events_dump(broker: Any, app: Any, start: Any, until: Any) -> None:
+def test_events_dump(broker, app, start, until):
     with program(broker, "events", "--dump") as (_, log):
         until(lambda: "evdump: starting capture" in log.read_text(), say=log.read_text)
         start("-c", "1", "-E", name="w")
@@ -124,12 +117,12 @@ def test_events_dump(broker: Any, app: Any, start: Any, until: Any) -> None:
         until(lambda: "task succeeded" in log.read_text(), say=log.read_text)
 
 
-def test_multi_starts_and_stops_two_workers(broker: Any, app: Any, celery: Any, until: Any) -> None:
+def test_multi_starts_and_stops_two_workers(broker, app, celery, until):
     folder = broker.directory
     files = (f"--pidfile={folder}/%n.pid", f"--logfile={folder}/%n.log")
     nodes = ("one@test", "two@test")
 
-    def multi(command: str, *more: str) -> None:
+    def multi(command, *more):
         celery("multi", command, *nodes, *files, *more)
 
     multi("start", "-c", "1", "-l", "INFO", "-A", "acceptance_app")
@@ -146,7 +139,7 @@ def test_multi_starts_and_stops_two_workers(broker: Any, app: Any, celery: Any, 
 # -- safety ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_fails_a_pickled_task_without_loading_it(broker: Any, app: Any, start: Any, until: Any) -> None:
+def test_a_worker_fails_a_pickled_task_without_loading_it(broker, app, start, until):
     worker = start("-c", "1")
     app.note.apply_async((Trap(broker.directory / "sprung"),), serializer="pickle")
     app.note.delay("after")

@@ -1,16 +1,12 @@
 """Failed tasks among the dead letters, as real workers bury them."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 import pytest
 
 from kombu_fdb.api.dead_letters import DeadLetters
-from kombu_fdb.model import Peeked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -18,17 +14,17 @@ POOLS = ["prefork", "threads", "solo", "gevent"]
 
 
 @pytest.fixture
-def failing(app: Any, fresh: Any) -> Any:
+def failing(app, fresh):
     return fresh("failing_tasks")
 
 
 @pytest.fixture(name="start")
-def _start(start: Any) -> Any:
+def _start(start):
     return partial(start, "-c", "1", app="failing_tasks")
 
 
 @pytest.fixture
-def letters(engine: Any) -> DeadLetters:
+def letters(engine):
     class Holder:
         pass
 
@@ -38,10 +34,10 @@ def letters(engine: Any) -> DeadLetters:
 
 
 @pytest.fixture
-def only(letters: DeadLetters, until: Any, engine: Any) -> Any:
+def only(letters, until, engine):
     """The one dead letter there is in the end, and nothing else."""
 
-    def only(dead_queue: str = "celery.dead") -> Peeked:
+    def only(dead_queue="celery.dead"):
         letters.dead_queue = dead_queue
         until(lambda: letters.count()[dead_queue])
         until(lambda: engine.inspect.counts("celery").leased == 0)
@@ -52,7 +48,7 @@ def only(letters: DeadLetters, until: Any, engine: Any) -> Any:
 
 
 @pytest.mark.parametrize("pool", POOLS, indirect=True)
-def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, until: Any, letters: Any, pool: str) -> None:
+def test_a_failed_task_is_a_dead_letter(failing, start, until, letters, pool):
     """With and without acks_late, in every pool."""
     start(pool=pool)
     sent = {
@@ -74,9 +70,7 @@ def test_a_failed_task_is_a_dead_letter(failing: Any, start: Any, until: Any, le
         assert abs(datetime.fromisoformat(attempt["time"]).timestamp() - time.time()) < 30
 
 
-def test_a_task_keeps_its_failures_only_if_asked_to(
-    failing: Any, broker: Any, start: Any, until: Any, engine: Any, letters: Any
-) -> None:
+def test_a_task_keeps_its_failures_only_if_asked_to(failing, broker, start, until, engine, letters):
     start()
     failing.fail_quietly.delay("quiet")
     failing.succeed.delay("well")
@@ -85,7 +79,7 @@ def test_a_task_keeps_its_failures_only_if_asked_to(
     assert letters.count() == {"celery.dead": 0}
 
 
-def test_the_last_of_all_retries_tells_of_each_attempt(failing: Any, broker: Any, start: Any, only: Any) -> None:
+def test_the_last_of_all_retries_tells_of_each_attempt(failing, broker, start, only):
     """The retries wait in the store by a named schedule."""
     start()
     failing.stubborn.delay("it")
@@ -99,9 +93,7 @@ def test_the_last_of_all_retries_tells_of_each_attempt(failing: Any, broker: Any
     assert (second - first >= 0.1, third - second >= 0.3) == (True, True)
 
 
-def test_a_replayed_task_begins_anew_and_keeps_its_history(
-    failing: Any, broker: Any, start: Any, only: Any, letters: Any, until: Any
-) -> None:
+def test_a_replayed_task_begins_anew_and_keeps_its_history(failing, broker, start, only, letters, until):
     start()
     failing.stubborn.apply_async(("it",), expires=30)
     only()
@@ -111,7 +103,7 @@ def test_a_replayed_task_begins_anew_and_keeps_its_history(
     assert len(death.details["attempts"]) == 3, "its second life's"
 
 
-def test_what_else_ends_a_task(failing: Any, start: Any, letters: Any, until: Any, engine: Any) -> None:
+def test_what_else_ends_a_task(failing, start, letters, until, engine):
     """``Reject`` without requeue, a killed child, the hard time limit."""
     start()
     for task in (failing.refuse, failing.die, failing.too_slow):
@@ -125,9 +117,7 @@ def test_what_else_ends_a_task(failing: Any, start: Any, letters: Any, until: An
     until(lambda: engine.inspect.counts("celery").leased == 0)
 
 
-def test_a_task_that_kills_its_workers_past_the_delivery_limit(
-    failing: Any, broker: Any, start: Any, only: Any
-) -> None:
+def test_a_task_that_kills_its_workers_past_the_delivery_limit(failing, broker, start, only):
     start()
     failing.poison.apply_async(("it",), queue="poison")
     death = only("poison.dead").deaths[0]
@@ -136,9 +126,7 @@ def test_a_task_that_kills_its_workers_past_the_delivery_limit(
     assert len(broker.marks("run", "it")) == 3
 
 
-def test_an_unregistered_task_and_messages_celery_can_not_decode(
-    app: Any, start: Any, letters: Any, until: Any
-) -> None:
+def test_an_unregistered_task_and_messages_celery_can_not_decode(app, start, letters, until):
     start()
     app.app.send_task("nobody.knows")
     with app.app.connection_for_write() as connection:
@@ -161,9 +149,7 @@ def test_an_unregistered_task_and_messages_celery_can_not_decode(
     assert letters.list(error="NotRegistered")[0].deaths[0].details["task"] == "nobody.knows"
 
 
-def test_headers_tell_the_consumer_of_a_dead_letter_exchange(
-    app: Any, failing: Any, start: Any, engine: Any, until: Any
-) -> None:
+def test_headers_tell_the_consumer_of_a_dead_letter_exchange(app, failing, start, engine, until):
     start()
     failing.fail.apply_async(("it",), queue="watched")
     until(lambda: engine.inspect.counts("graveyard").ready)

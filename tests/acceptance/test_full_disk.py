@@ -1,11 +1,6 @@
 """Workers that start where messages have filled the disk."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.disks import small_disk
@@ -15,18 +10,18 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     with small_disk(tmp_path / "disk", 4) as disk:
         yield disk
 
 
 @pytest.fixture
-def broker(broker: Any, disk: Path) -> Any:
+def broker(broker, disk):
     return replace(broker, url=f"fdb+sqlite:///{disk}/broker.db")
 
 
 @pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
-def test_a_worker_starts_on_a_full_disk_and_empties_it(app: Any, broker: Any, start: Any, until: Any) -> None:
+def test_a_worker_starts_on_a_full_disk_and_empties_it(app, broker, start, until):
     """It needs room for a session, a role, its own queue, and the greeting that it sends to all others."""
     sent = 0
     with pytest.raises(OperationalError, match="disk is full"):

@@ -1,22 +1,17 @@
 """The history that real workers keep: every way in which a run may end, in every pool; stops and kills."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import pytest
 from celery import chain, chord
 
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import active_runs
 from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
-from celery_fdb.history.views.workflows import Node, workflow_of
+from celery_fdb.history.views.workflows import workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock
 
@@ -26,36 +21,36 @@ POOLS = ["prefork", "threads", "solo", "gevent"]
 
 
 @pytest.fixture(autouse=True)
-def _on(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on(monkeypatch):
     monkeypatch.setenv("ACCEPTANCE_HISTORY", "1")
 
 
 @pytest.fixture
-def tasks(_on: None, app: Any, fresh: Any) -> Any:
+def tasks(_on, app, fresh):
     return fresh("history_tasks")
 
 
 @pytest.fixture(name="start")
-def _start(start: Any) -> Any:
+def _start(start):
     return partial(start, "-c", "2", app="history_tasks")
 
 
 @pytest.fixture
-def opened(broker: Any) -> Iterator[Broker]:
+def opened(broker):
     with Broker.open(broker.url) as opened:
         yield opened
 
 
 @pytest.fixture
-def history(opened: Broker) -> HistoryStore:
+def history(opened):
     return HistoryStore(opened.database, opened.location.namespace, clock=Clock())
 
 
 @pytest.fixture
-def ended(history: HistoryStore, until: Callable[..., Any]) -> Callable[[int], list[Run]]:
+def ended(history, until):
     """Waits for so many runs, and returns all there are, the first one first."""
 
-    def ended(number: int) -> list[Run]:
+    def ended(number):
         until(lambda: len(history.page(Wanted(), limit=100)[0]) >= number)
         return history.page(Wanted(), limit=100)[0][::-1]
 
@@ -63,7 +58,7 @@ def ended(history: HistoryStore, until: Callable[..., Any]) -> Callable[[int], l
 
 
 @pytest.mark.parametrize("pool", POOLS, indirect=True)
-def test_how_runs_end(tasks: Any, start: Any, ended: Any, history: HistoryStore, pool: str) -> None:
+def test_how_runs_end(tasks, start, ended, history, pool):
     start(pool=pool)
     ids = {
         tasks.add.apply_async((1, 2), {"card": 1}, headers={"fair_key": "k"}).id: ["SUCCESS"],
@@ -91,7 +86,7 @@ def test_how_runs_end(tasks: Any, start: Any, ended: Any, history: HistoryStore,
     assert {run.attempt for run in runs if run.task.endswith("again")} == {1, 2}
 
 
-def test_a_whole_life_is_told_when_it_is_over(tasks: Any, start: Any, ended: Any, opened: Broker) -> None:
+def test_a_whole_life_is_told_when_it_is_over(tasks, start, ended, opened):
     """Its messages are gone: the runs tell when it was published and due."""
     start()
     again = tasks.again.delay()
@@ -113,7 +108,7 @@ def test_a_whole_life_is_told_when_it_is_over(tasks: Any, start: Any, ended: Any
     }
 
 
-def shape(nodes: list[Node]) -> Any:
+def shape(nodes):
     """Tasks with their states, each with what is below it."""
     return [
         (each.task.rpartition(".")[2] or each.kind, each.state, *([shape(each.children)] if each.children else []))
@@ -122,9 +117,7 @@ def shape(nodes: list[Node]) -> Any:
 
 
 @pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
-def test_a_chain_with_a_chord_is_a_tree_with_the_state_of_each(
-    broker: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, until: Any, opened: Broker
-) -> None:
+def test_a_chain_with_a_chord_is_a_tree_with_the_state_of_each(broker, monkeypatch, request, until, opened):
     monkeypatch.setenv("ACCEPTANCE_RESULTS", broker.url)
     tasks, app = request.getfixturevalue("tasks"), request.getfixturevalue("app")
     request.getfixturevalue("start")()
@@ -133,11 +126,11 @@ def test_a_chain_with_a_chord_is_a_tree_with_the_state_of_each(
     workflow.tasks[0].set(task_id="root")
     last = workflow.delay()
 
-    def tree() -> Any:
+    def tree():
         with suppress(TaskUnknown):
             return shape(workflow_of(opened, "root").roots)
 
-    def expected(header: str, held: str, then: str) -> Any:
+    def expected(header, held, then):
         members = [("add", "SUCCESS"), ("add", "SUCCESS"), ("hold", held)]
         whole = "SUCCESS" if then == "SUCCESS" else "STARTED"
         return [("chain", whole, [("add", "SUCCESS"), ("group", header, members), ("total", then), ("add", then)])]
@@ -148,7 +141,7 @@ def test_a_chain_with_a_chord_is_a_tree_with_the_state_of_each(
     assert last.get(timeout=60) == 15
 
 
-def test_a_lost_child_and_a_hard_time_limit(tasks: Any, start: Any, ended: Any) -> None:
+def test_a_lost_child_and_a_hard_time_limit(tasks, start, ended):
     start()
     tasks.die.delay("it")
     tasks.too_slow.delay()
@@ -160,9 +153,7 @@ def test_a_lost_child_and_a_hard_time_limit(tasks: Any, start: Any, ended: Any) 
     )
 
 
-def test_a_warm_shutdown_keeps_what_ends_in_it(
-    tasks: Any, app: Any, broker: Any, start: Any, until: Any, ended: Any, opened: Broker
-) -> None:
+def test_a_warm_shutdown_keeps_what_ends_in_it(tasks, app, broker, start, until, ended, opened):
     worker = start()
     app.hold.delay("it")
     until(lambda: [run.alive for run in active_runs(opened)] == [True])
@@ -175,9 +166,7 @@ def test_a_warm_shutdown_keeps_what_ends_in_it(
     assert active_runs(opened) == []
 
 
-def test_what_a_killed_worker_ran_is_lost(
-    tasks: Any, app: Any, broker: Any, start: Any, until: Any, ended: Any, opened: Broker
-) -> None:
+def test_what_a_killed_worker_ran_is_lost(tasks, app, broker, start, until, ended, opened):
     first = start()
     app.hold.delay("it")
     until(lambda: active_runs(opened))

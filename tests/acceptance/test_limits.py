@@ -1,23 +1,17 @@
 """Queue arguments that bound workers, with real ones."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def arguments(broker: Any) -> dict[str, Any]:
+def arguments(broker):
     """Of the default queue, as publisher and workers declare it: fill it before the app is used."""
     return broker.queue_arguments
 
 
-def test_one_active_worker_and_its_successor(
-    broker: Any, arguments: dict[str, Any], start: Any, until: Any, request: Any
-) -> None:
+def test_one_active_worker_and_its_successor(broker, arguments, start, until, request):
     """The second one does nothing until the first is killed; then it begins with what the first had not finished."""
     arguments["x-single-active-consumer"] = True
     with_app = request.getfixturevalue("app")
@@ -35,9 +29,7 @@ def test_one_active_worker_and_its_successor(
     assert len(broker.marks()) == len(marks) + 1
 
 
-def test_a_task_over_the_consumer_timeout_runs_elsewhere_too(
-    broker: Any, arguments: dict[str, Any], start: Any, until: Any, request: Any
-) -> None:
+def test_a_task_over_the_consumer_timeout_runs_elsewhere_too(broker, arguments, start, until, request):
     """As the documentation warns. The late worker's ack changes nothing, and it works on."""
     arguments["x-consumer-timeout"] = 1000
     with_app = request.getfixturevalue("app")

@@ -1,14 +1,9 @@
 """From the file to a cluster with no downtime, as docs/how-to/file-to-cluster.md tells it, with tasks all the while."""
 
-from __future__ import annotations
-
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -20,18 +15,18 @@ pytestmark = [pytest.mark.process, pytest.mark.foundationdb]
 
 
 @contextmanager
-def publisher(url: str) -> Iterator[Any]:
+def publisher(url):
     with Celery("publisher", broker=url, set_as_current=False) as app:
         app.conf.task_ignore_result = True
         yield lambda name, task="note", **options: app.send_task(f"acceptance_app.{task}", args=(name,), **options)
 
 
-def take_over(source: str, target: str) -> subprocess.CompletedProcess[str]:
+def take_over(source, target):
     return run_python("-m", "celery_fdb", "--broker", target, "import", "--from", source, exit_code=None)
 
 
 @pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
-def test_every_task_runs_once_while_a_shop_moves(broker: Any, cluster: Any, start: Any, until: Any) -> None:
+def test_every_task_runs_once_while_a_shop_moves(broker, cluster, start, until):
     target = replace(broker, url=f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}")
     with publisher(broker.url) as to_file, publisher(target.url) as to_cluster:
         old = start("-c", "2", name="old")
@@ -62,6 +57,6 @@ def test_every_task_runs_once_while_a_shop_moves(broker: Any, cluster: Any, star
     assert "already imported" in take_over(broker.url, target.url).stderr
 
 
-def delayed(url: str) -> int:
+def delayed(url):
     with Broker.open(url) as opened:
         return opened.queue("celery").stats().delayed

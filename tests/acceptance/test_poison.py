@@ -1,12 +1,8 @@
 """Messages that Celery's consumer is not prepared for: a worker that meets them lives on. Guarantee: POISON-ENDS."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from kombu import Exchange, Producer
@@ -17,8 +13,8 @@ from kombu_fdb.transport.envelope import payload_of
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 GOOD = {"lang": "py", "task": "acceptance_app.note", "id": "an-id", "root_id": "r", "parent_id": None, "group": None}
-BODY: Any = [["poison"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
-ODD: list[Any] = [{"a": 1}, [1], 5, 1.5, True, "nonsense", {"__type__": "uuid", "__value__": {"hex": 5}}]
+BODY = [["poison"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+ODD = [{"a": 1}, [1], 5, 1.5, True, "nonsense", {"__type__": "uuid", "__value__": {"hex": 5}}]
 #: One header is odd in each.
 HEADERS = [
     {**GOOD, name: odd}
@@ -48,17 +44,17 @@ BODIES_1.append({**GOOD, "args": [], "kwargs": {}, "timelimit": [HUGE, HUGE]})
 #: What the result backend can't store, at each moment at which Celery tells it something: the id is longer than a key,
 #: or the chord is none. When it is received, when its ETA has come, when a place is free, when its time is over.
 LONG_ID = "x" * 20_000
-ODD_CHORD: Any = [["poison"], {}, {"callbacks": None, "errbacks": [5], "chain": [5], "chord": 5}]
+ODD_CHORD = [["poison"], {}, {"callbacks": None, "errbacks": [5], "chain": [5], "chord": 5}]
 HOLD = "acceptance_app.hold"
 #: What no publisher of ours has encoded.
 UNDECODABLE = {b"", b"\xff" * 40, b'{"body": "old"}', b"\x01\x00\x00\x00\x02[]"}
 
 
-def unstorable() -> Iterator[tuple[Any, Any]]:
+def unstorable():
     """Headers and bodies. Those of an ETA are not due in the store, which knows only what a publisher tells it."""
     begin = datetime.now(UTC)
     past, sooner, soon = ((begin + timedelta(seconds=seconds)).isoformat() for seconds in (-5, 1, 2))
-    moments: list[Any] = [{"expires": past}, {"eta": soon, "expires": sooner}, {"eta": soon}, {}]
+    moments = [{"expires": past}, {"eta": soon, "expires": sooner}, {"eta": soon}, {}]
     for kind, body in ((LONG_ID, BODY), ("odd", ODD_CHORD)):
         for number, times in enumerate(moments):
             yield {**GOOD, "id": f"{kind}{number}", **times}, body
@@ -68,16 +64,16 @@ def unstorable() -> Iterator[tuple[Any, Any]]:
 
 
 def send(
-    producer: Any,
-    body: Any,
-    headers: Any,
+    producer,
+    body,
+    headers,
     *,
-    content_type: Any = "application/json",
-    content_encoding: Any = "utf-8",
-    exchange: Any = None,
-    routing_key: str = "celery",
-    **properties: Any,
-) -> None:
+    content_type="application/json",
+    content_encoding="utf-8",
+    exchange=None,
+    routing_key="celery",
+    **properties,
+):
     """As another program may have stored it: our publishers refuse much of it."""
     message = producer.channel.prepare_message(
         body if isinstance(body, bytes) else json.dumps(body).encode(),
@@ -91,7 +87,7 @@ def send(
     producer.channel.engine.publisher.publish([Publication(name, routing_key, payload)])
 
 
-def send_all(producer: Any) -> None:
+def send_all(producer):
     for headers in HEADERS:
         send(producer, BODY, headers)
     for body in BODIES:
@@ -108,7 +104,7 @@ def send_all(producer: Any) -> None:
     producer.channel.engine.publisher.publish([Publication("", "celery", payload) for payload in UNDECODABLE])
 
 
-def broadcast(producer: Any) -> None:
+def broadcast(producer):
     """To the remote control, and to the events that workers hear of each other."""
     commands = Exchange("celery.pidbox", "fanout", durable=False)
     events = Exchange("celeryev", "topic")
@@ -123,9 +119,7 @@ def broadcast(producer: Any) -> None:
     send(producer, b"\xff", {"compression": "x"}, exchange=events, routing_key="worker.heartbeat")
 
 
-def test_no_message_ends_a_worker(
-    broker: Any, start: Any, until: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, pool: str
-) -> None:
+def test_no_message_ends_a_worker(broker, start, until, request, monkeypatch, pool):
     broker.queue_arguments["x-delivery-limit"] = 2  # before the publisher's application is made, which declares it too
     monkeypatch.setenv("ACCEPTANCE_RESULTS", broker.url)
     app, engine = request.getfixturevalue("app"), request.getfixturevalue("engine")
@@ -137,7 +131,7 @@ def test_no_message_ends_a_worker(
     app.note.delay("after")
     until(lambda: broker.marks("run", "after"), say=lambda: (worker.process.poll(), worker.log.read_text()[-30000:]))
 
-    def ended() -> bool:
+    def ended():
         counts = engine.inspect.counts("celery")
         return not counts.ready + counts.leased + counts.delayed
 
@@ -152,7 +146,7 @@ def test_no_message_ends_a_worker(
     _each_is_traced_once(worker.log.read_text())
 
 
-def _each_is_traced_once(log: str) -> None:
+def _each_is_traced_once(log):
     """Of a message that comes back, the first attempt is told with its traceback and each other one in a line."""
     lines = [*log.splitlines(), ""]
     told = [

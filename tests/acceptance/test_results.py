@@ -1,14 +1,10 @@
 """The result backend with real workers, on every store this machine has."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import threading
 import time
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import chain, chord, group, states
@@ -23,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 LONG_S = 90.0
 
 
-def keys_left(tasks: Any) -> list[bytes]:
+def keys_left(tasks):
     store = tasks.app.backend.store
     return [key for key, _ in store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))]
 
@@ -32,7 +28,7 @@ def keys_left(tasks: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_results_groups_and_chords_in_every_pool(tasks: Any, work: Any, pool: str) -> None:
+def test_results_groups_and_chords_in_every_pool(tasks, work, pool):
     work(pool=pool)
     assert tasks.add.delay(1, 2).get(timeout=LONG_S) == 3
     many = group(tasks.add.s(each, each) for each in range(50))()
@@ -44,7 +40,7 @@ def test_results_groups_and_chords_in_every_pool(tasks: Any, work: Any, pool: st
         tasks.fail.delay("broken").get(timeout=LONG_S)
 
 
-def test_a_child_for_each_task(tasks: Any, work: Any, broker: Any, until: Any) -> None:
+def test_a_child_for_each_task(tasks, work, broker, until):
     work("--max-tasks-per-child", "1")
     assert chord([tasks.add.s(each, 1) for each in range(6)])(tasks.total.s()).get(timeout=LONG_S) == 21
     ids = tasks.spawn.delay(3).get(timeout=LONG_S)
@@ -52,7 +48,7 @@ def test_a_child_for_each_task(tasks: Any, work: Any, broker: Any, until: Any) -
     assert len({mark.pid for mark in broker.marks("run")}) == len(broker.marks("run"))
 
 
-def test_started_progress_and_the_end_are_seen_as_they_happen(tasks: Any, work: Any, broker: Any, until: Any) -> None:
+def test_started_progress_and_the_end_are_seen_as_they_happen(tasks, work, broker, until):
     work()
     result = tasks.wait.delay("a")
     until(lambda: broker.marks("start", "a"))
@@ -60,12 +56,12 @@ def test_started_progress_and_the_end_are_seen_as_they_happen(tasks: Any, work: 
     assert result.info["hostname"] == "w0@test"
     broker.allow("a")
     assert result.get(timeout=LONG_S) == "a"
-    told: list[str] = []
+    told = []
     assert tasks.progress.delay().get(timeout=LONG_S, on_message=lambda meta: told.append(meta["status"])) == "done"
     assert told[-1] == states.SUCCESS
 
 
-def test_get_wakes_at_once(tasks: Any, work: Any, broker: Any, until: Any) -> None:
+def test_get_wakes_at_once(tasks, work, broker, until):
     """From the end of the task to the return of ``get`` in another process: no interval is waited for."""
     work()
     took = []
@@ -80,9 +76,7 @@ def test_get_wakes_at_once(tasks: Any, work: Any, broker: Any, until: Any) -> No
     assert statistics.median(took) < 0.25, took  # Celery polls each 0.5 s
 
 
-def test_a_result_over_the_maximum_is_a_failure_that_names_the_fix(
-    tasks: Any, work: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_over_the_maximum_is_a_failure_that_names_the_fix(tasks, work, monkeypatch):
     monkeypatch.setenv("RESULTS_OPTIONS", '{"max_message_size": 100000}')
     work()
     with pytest.raises(Exception, match=r"the result is too large .*max_message_size in"):
@@ -90,7 +84,7 @@ def test_a_result_over_the_maximum_is_a_failure_that_names_the_fix(
     assert tasks.large.delay(90_000).get(timeout=LONG_S) == "x" * 90_000
 
 
-def test_forgotten_and_expired_results_leave_no_key(tasks: Any, work: Any, until: Any) -> None:
+def test_forgotten_and_expired_results_leave_no_key(tasks, work, until):
     worker = work()
     tasks.app.conf.result_expires = 1
     results = group(tasks.large.s(200_000) for _ in range(4))()
@@ -109,7 +103,7 @@ def test_forgotten_and_expired_results_leave_no_key(tasks: Any, work: Any, until
 LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
 
-def test_a_task_that_expired_is_revoked(tasks: Any, work: Any, broker: Any) -> None:
+def test_a_task_that_expired_is_revoked(tasks, work, broker):
     """As on Redis: its caller is told, with and without an ETA, even if it expired before it was sent."""
     expired = [
         tasks.add.apply_async((1, 1), expires=LONG_AGO),
@@ -124,7 +118,7 @@ def test_a_task_that_expired_is_revoked(tasks: Any, work: Any, broker: Any) -> N
     assert [mark.name for mark in broker.marks("run")] == ["add-4-4"]
 
 
-def test_a_task_that_expired_fails_its_chord(tasks: Any, work: Any, broker: Any) -> None:
+def test_a_task_that_expired_fails_its_chord(tasks, work, broker):
     expired = tasks.add.s(1, 1).set(expires=LONG_AGO)
     result = chord([expired, tasks.add.s(2, 2)])(tasks.total.s())
     work()
@@ -136,7 +130,7 @@ def test_a_task_that_expired_fails_its_chord(tasks: Any, work: Any, broker: Any)
 # -- chords: CHORD-ONCE, CHORD-SURE ----------------------------------------------------------------------------------
 
 
-def test_chords_of_every_kind(tasks: Any, work: Any, broker: Any) -> None:
+def test_chords_of_every_kind(tasks, work, broker):
     work()
     add, total = tasks.add, tasks.total
     assert chord([add.s(each, each) for each in range(200)])(total.s()).get(timeout=LONG_S) == 39_800
@@ -150,7 +144,7 @@ def test_chords_of_every_kind(tasks: Any, work: Any, broker: Any) -> None:
     assert spread.get(timeout=LONG_S) == [6, 6]
 
 
-def test_a_chord_with_an_error(tasks: Any, work: Any, broker: Any, until: Any) -> None:
+def test_a_chord_with_an_error(tasks, work, broker, until):
     work()
     sig = chord([tasks.add.s(1, 1), tasks.fail.s("broken")], tasks.total.s().on_error(tasks.report.s()))
     result = sig.apply_async()
@@ -163,7 +157,7 @@ def test_a_chord_with_an_error(tasks: Any, work: Any, broker: Any, until: Any) -
     assert not broker.marks("run", "total")
 
 
-def test_a_header_task_whose_process_is_killed_runs_again(tasks: Any, work: Any, broker: Any) -> None:
+def test_a_header_task_whose_process_is_killed_runs_again(tasks, work, broker):
     work()
     result = chord([tasks.add.s(1, 1), tasks.die_once.s(5), tasks.add.s(2, 2)])(tasks.total.s())
     assert result.get(timeout=LONG_S) == 11
@@ -171,7 +165,7 @@ def test_a_header_task_whose_process_is_killed_runs_again(tasks: Any, work: Any,
     assert len(broker.marks("run", "total")) == 1
 
 
-def test_killed_between_the_last_part_and_the_body(tasks: Any, work: Any, broker: Any, until: Any) -> None:
+def test_killed_between_the_last_part_and_the_body(tasks, work, broker, until):
     """The sweeper publishes the body, once: Celery finds the success stored, and before 5.7 runs the task once more."""
     worker = work()
     result = chord([tasks.add.s(1, 1), tasks.die_before_body.s(5)])(tasks.total.s())
@@ -183,7 +177,7 @@ def test_killed_between_the_last_part_and_the_body(tasks: Any, work: Any, broker
         until(lambda: worker.said("was complete and abandoned"))
 
 
-def test_a_killed_worker_loses_no_chord(tasks: Any, work: Any, broker: Any, until: Any) -> None:
+def test_a_killed_worker_loses_no_chord(tasks, work, broker, until):
     """kill -9 of master and children in the middle of a chord; another worker finishes it."""
     victim = work()
     result = chord([tasks.wait.s("held"), *[tasks.add.s(each, 0) for each in range(30)]])(tasks.report.s())
@@ -199,11 +193,11 @@ def test_a_killed_worker_loses_no_chord(tasks: Any, work: Any, broker: Any, unti
 # -- one process, many waiters ---------------------------------------------------------------------------------------
 
 
-def test_many_threads_wait_each_for_its_own(tasks: Any, work: Any) -> None:
+def test_many_threads_wait_each_for_its_own(tasks, work):
     work()
-    found: dict[int, int] = {}
+    found = {}
 
-    def wait(number: int) -> None:
+    def wait(number):
         found[number] = tasks.add.delay(number, 1).get(timeout=LONG_S)
 
     threads = [threading.Thread(target=wait, args=(number,)) for number in range(30)]
@@ -214,7 +208,7 @@ def test_many_threads_wait_each_for_its_own(tasks: Any, work: Any) -> None:
     assert found == {number: number + 1 for number in range(30)}
 
 
-def test_greenlets_wait_side_by_side(tasks: Any, work: Any, broker: Any, tmp_path: Path) -> None:
+def test_greenlets_wait_side_by_side(tasks, work, broker, tmp_path):
     """Under gevent a waiting ``get`` lets the others run."""
     import subprocess
 

@@ -1,9 +1,6 @@
 """The result backend while its store is away."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
 import pytest
 from celery.exceptions import TimeoutError as CeleryTimeoutError
@@ -13,7 +10,7 @@ pytestmark = [pytest.mark.process, pytest.mark.own_cluster, pytest.mark.timeout(
 LONG_S = 40.0
 
 
-def test_the_store_stops_and_starts(tasks: Any, work: Any, broker: Any, until: Any) -> None:
+def test_the_store_stops_and_starts(tasks, work, broker, until):
     """``get`` ends in time or waits; the worker stores its result when the store is back."""
     if broker.cluster is None:
         pytest.skip("a file does not stop")

@@ -1,7 +1,5 @@
 """A worker that is told to stop does so within 15 seconds, whatever its store does (store/retry.py)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
@@ -9,10 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +23,7 @@ LOOK_S = 0.05
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path):
     """By a program that is none of ours."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=10)) as outsider:
         for _ in range(1000):
@@ -41,7 +37,7 @@ def locked(path: Path) -> Iterator[None]:
         outsider.execute("ROLLBACK")
 
 
-def begin(start: Any, tasks: Any, broker: Any, until: Any, *arguments: str, **how: str) -> Any:
+def begin(start, tasks, broker, until, *arguments, **how):
     """``how``: its pool, and the application it loads."""
     worker = start("-c", "2", *arguments, **how)
     for _ in range(6):
@@ -57,14 +53,14 @@ class Stopwatch:
     for a CPU: what it takes counts, however busy the machine is. Where the kernel does not tell, all of it counts.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid):
         self._processes = {each for each in map(int, _numbers(Path("/proc"))) if _group(each) == pid}
-        self._delays: dict[Path, int] = {}
+        self._delays = {}
         self._look()
         self._before = sum(self._delays.values())
         self._began = time.monotonic()
 
-    def seconds_to_end(self, worker: Any) -> float:
+    def seconds_to_end(self, worker):
         deadline = self._began + 240
         while time.monotonic() < deadline:
             self._look()
@@ -74,7 +70,7 @@ class Stopwatch:
         worker.wait_end()
         return time.monotonic() - self._began - (sum(self._delays.values()) - self._before) / 1e9
 
-    def _look(self) -> None:
+    def _look(self):
         """A thread that has ended since keeps what it had at the last look."""
         for process in self._processes:
             for thread in _numbers(Path(f"/proc/{process}/task")):
@@ -83,21 +79,21 @@ class Stopwatch:
                     self._delays[path] = int(path.read_text().split()[1])
 
 
-def _numbers(folder: Path) -> list[str]:
+def _numbers(folder):
     try:
         return [each.name for each in folder.iterdir() if each.name.isdigit()]
     except OSError:  # it has ended; or there is no such thing on this system
         return []
 
 
-def _group(pid: int) -> int:
+def _group(pid):
     try:
         return os.getpgid(pid)
     except ProcessLookupError:
         return 0
 
 
-def seconds_to_stop(worker: Any, broker: Any) -> float:
+def seconds_to_stop(worker, broker):
     broker.allow("x")
     watch = Stopwatch(worker.process.pid)
     worker.process.send_signal(signal.SIGTERM)
@@ -105,14 +101,14 @@ def seconds_to_stop(worker: Any, broker: Any) -> float:
 
 
 @pytest.fixture
-def file(broker: Any) -> Path:
+def file(broker):
     if not broker.url.startswith("fdb+sqlite"):
         pytest.skip("not a file")
     return broker.directory / "broker.db"
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"], indirect=True)
-def test_a_cold_shutdown_ends_a_worker_of_greenlets(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None:
+def test_a_cold_shutdown_ends_a_worker_of_greenlets(broker, app, start, until, pool):
     """Its signal handler runs in the event loop, where nothing may wait."""
     worker = begin(start, app, broker, until, pool=pool)
     watch = Stopwatch(worker.process.pid)
@@ -129,18 +125,14 @@ def test_a_cold_shutdown_ends_a_worker_of_greenlets(broker: Any, app: Any, start
 
 @pytest.mark.parametrize("events", [(), ("-E",)], ids=["quiet", "events"])
 @pytest.mark.parametrize("pool", ["solo", "threads", "prefork"])
-def test_a_file_locked_by_others(
-    broker: Any, file: Path, app: Any, start: Any, until: Any, pool: str, events: tuple[str, ...]
-) -> None:
+def test_a_file_locked_by_others(broker, file, app, start, until, pool, events):
     worker = begin(start, app, broker, until, *events, pool=pool)
     with locked(file):
         assert seconds_to_stop(worker, broker) < LONGEST_S
 
 
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_a_file_locked_for_so_long_that_the_worker_connects_again(
-    broker: Any, file: Path, app: Any, start: Any, until: Any, pool: str
-) -> None:
+def test_a_file_locked_for_so_long_that_the_worker_connects_again(broker, file, app, start, until, pool):
     worker = begin(start, app, broker, until, "-E", pool=pool)
     with locked(file):
         until(lambda: worker.said("heartbeat to the store failed"))
@@ -149,7 +141,7 @@ def test_a_file_locked_for_so_long_that_the_worker_connects_again(
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"], indirect=True)
-def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, until: Any, pool: str, busy: bool) -> None:
+def test_a_file_that_is_gone(broker, file, app, start, until, pool, busy):
     """It refuses at once, so nothing is waited for in vain but for kombu's pauses."""
     worker = begin(start, app, broker, until, pool=pool)
     for each in file.parent.glob("broker.db*"):
@@ -161,7 +153,7 @@ def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, unti
     assert seconds_to_stop(worker, broker) < LONGEST_S
 
 
-def test_a_task_whose_start_the_worker_has_not_read(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_a_task_whose_start_the_worker_has_not_read(broker, app, start, until, engine):
     """Its child waits up to 30 s for the worker to read its result (transport/worker.py): seed 4016 ran two again."""
     app.note.delay("x")
     worker = start("-c", "1", app="held_up_app", wait=False)
@@ -171,9 +163,7 @@ def test_a_task_whose_start_the_worker_has_not_read(broker: Any, app: Any, start
 
 
 @pytest.mark.parametrize(("how", "ran"), [("STOPS", {1}), ("QUITS", {0, 1}), ("KILLS", {0})])
-def test_a_task_of_which_its_child_has_a_part(
-    broker: Any, app: Any, start: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, how: str, ran: set[int]
-) -> None:
+def test_a_task_of_which_its_child_has_a_part(broker, app, start, engine, monkeypatch, how, ran):
     """The child would wait for the rest, and the worker for the child: in a warm and in a cold shutdown.
 
     And where the child ends, as after ``worker_max_tasks_per_child``, the order to end would wait for room in its pipe.
@@ -189,9 +179,7 @@ def test_a_task_of_which_its_child_has_a_part(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="root gives up what it may do with files on Linux only")
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_a_file_whose_permissions_are_taken_away(
-    broker: Any, file: Path, app: Any, start: Any, until: Any, pool: str
-) -> None:
+def test_a_file_whose_permissions_are_taken_away(broker, file, app, start, until, pool):
     """Nor anything beside it. A worker goes on with what it has open; a child that has not opened it can't."""
     worker = begin(start, app, broker, until, "-E", pool=pool, app="powerless_app")
     for each in file.parent.glob("broker.db*"):
@@ -206,7 +194,7 @@ def test_a_file_whose_permissions_are_taken_away(
 @pytest.mark.own_cluster
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "killed"])
 @pytest.mark.parametrize("pool", ["threads", "prefork", "gevent"])
-def test_a_cluster_that_is_away(broker: Any, app: Any, start: Any, until: Any, pool: str, how: signal.Signals) -> None:
+def test_a_cluster_that_is_away(broker, app, start, until, pool, how):
     if broker.cluster is None:
         pytest.skip("of a cluster only")
     worker = begin(start, app, broker, until, "-E", pool=pool)

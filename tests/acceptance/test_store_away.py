@@ -1,14 +1,9 @@
 """The store is really away: Celery's calls raise kombu's ``OperationalError``, and are not repeated for longer."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -31,7 +26,7 @@ sys.stdin.read()
 """
 
 
-def make(url: str) -> Celery:
+def make(url):
     app = Celery("away", broker=url, backend=url, set_as_current=False)
     app.conf.broker_transport_options = app.conf.result_backend_transport_options = LIMITS
     celery_fdb.install(app)
@@ -39,11 +34,11 @@ def make(url: str) -> Celery:
     return app
 
 
-def add(x: int, y: int) -> int:
+def add(x, y):
     return x + y
 
 
-def use(app: Celery) -> None:
+def use(app):
     """So that there are an open connection, channel and backend in the pools."""
     while True:
         try:
@@ -56,12 +51,12 @@ def use(app: Celery) -> None:
 
 
 @pytest.fixture
-def missing(tmp_path: Path) -> Celery:
+def missing(tmp_path):
     return make(f"fdb+sqlite:///{tmp_path}/missing/broker.db")
 
 
 @pytest.fixture
-def deleted(tmp_path: Path) -> Celery:
+def deleted(tmp_path):
     (tmp_path / "folder").mkdir()
     app = make(f"fdb+sqlite:///{tmp_path}/folder/broker.db")
     use(app)
@@ -70,25 +65,24 @@ def deleted(tmp_path: Path) -> Celery:
 
 
 @pytest.fixture
-def locked(tmp_path: Path) -> Iterator[Celery]:
+def locked(tmp_path):
     app = make(f"fdb+sqlite:///{tmp_path}/broker.db")
     use(app)
     command = [sys.executable, "-c", LOCK, str(tmp_path / "broker.db")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == b"locked\n"
         yield app
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path) -> Celery:
+def nowhere(tmp_path):
     cluster_file = tmp_path / "fdb.cluster"
     cluster_file.write_text("away:away@127.0.0.1:1\n")
     return make(f"fdb:///{cluster_file}")
 
 
 @pytest.fixture
-def stopped() -> Iterator[Celery]:
+def stopped():
     from kombu_fdb.testing.fdbserver import Cluster
 
     with Cluster() as cluster:
@@ -98,7 +92,7 @@ def stopped() -> Iterator[Celery]:
         yield app
 
 
-def results(app: Celery) -> GroupResult:
+def results(app):
     return app.GroupResult("some group", [app.AsyncResult("some task")])
 
 
@@ -139,9 +133,7 @@ STORES = [
 
 
 @pytest.mark.parametrize(("store", "calls"), STORES)
-def test_every_call_raises_operational_error(
-    store: str, calls: dict[str, Any], request: pytest.FixtureRequest, subtests: Any, caplog: Any
-) -> None:
+def test_every_call_raises_operational_error(store, calls, request, subtests, caplog):
     app = request.getfixturevalue(store)
     for name, call in calls.items():
         with subtests.test(name):
@@ -151,7 +143,7 @@ def test_every_call_raises_operational_error(
             assert "attempt" not in caplog.text, "what a worker stores is repeated for two minutes, and nothing else"
 
 
-def test_what_ends_a_task_is_repeated_until_it_is_stored(deleted: Celery, caplog: Any) -> None:
+def test_what_ends_a_task_is_repeated_until_it_is_stored(deleted, caplog):
     """No caller is left who could."""
     deleted.backend.retry_policy.update(max_retries=1, interval_start=0)
     context = deleted.tasks["add"].request_stack.top or deleted.tasks["add"].request

@@ -1,18 +1,12 @@
 """The task side with real processes: claims for free slots, two beats."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_busy_worker_leaves_the_rest_to_a_free_one(
-    broker: Any, app: Any, start: Any, until: Any, monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
+def test_a_busy_worker_leaves_the_rest_to_a_free_one(broker, app, start, until, monkeypatch, late):
     """Celery's own prefetch would keep some of them behind the long task."""
     monkeypatch.setenv("ACCEPTANCE_FREE_SLOTS", "1")
     if not late:
@@ -31,9 +25,7 @@ def test_a_busy_worker_leaves_the_rest_to_a_free_one(
     until(lambda: broker.marks("run", "after"))
 
 
-def test_slots_that_become_free_are_used(
-    broker: Any, app: Any, start: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_that_become_free_are_used(broker, app, start, until, monkeypatch):
     monkeypatch.setenv("ACCEPTANCE_FREE_SLOTS", "1")
     start("-c", "2")
     for number in range(50):
@@ -41,11 +33,11 @@ def test_slots_that_become_free_are_used(
     until(lambda: len(broker.marks("run")) == 50, say=lambda: broker.count("run"))
 
 
-def test_two_beats_publish_one_message_per_tick(app: Any, launch: Any, until: Any) -> None:
+def test_two_beats_publish_one_message_per_tick(app, launch, until):
     """Never two of one tick, although both send all of them."""
     beats = [launch(f"beat{n}", "beat", "-S", "celery_fdb.beat.Scheduler", "-s", f"schedule{n}") for n in range(2)]
 
-    def ticks(beat: Any) -> int:
+    def ticks(beat):
         return int(beat.log.read_text().count("Sending due task"))
 
     until(lambda: min(map(ticks, beats)) >= 6, say=beats[0].log.read_text)
@@ -56,7 +48,7 @@ def test_two_beats_publish_one_message_per_tick(app: Any, launch: Any, until: An
     assert len(ids) <= sum(map(ticks, beats)) - 5, "the other beat's were not stored"
 
 
-def _once_ids(app: Any) -> list[str]:
+def _once_ids(app):
     found = []
     with app.app.connection_for_read() as connection:
         channel = connection.channel()

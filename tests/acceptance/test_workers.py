@@ -1,7 +1,5 @@
 """What issue 2 calls proof with real processes, on every store this machine has."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing
@@ -10,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 from kit.celery_versions import since_celery
@@ -26,7 +23,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 prefork = ("-c", "2")
 
 
-def once(broker: Any, kind: str, names: list[str]) -> bool:
+def once(broker, kind, names):
     return broker.count(kind) == dict.fromkeys(names, 1)
 
 
@@ -42,9 +39,7 @@ def once(broker: Any, kind: str, names: list[str]) -> bool:
     ],
     ids=" ".join,
 )
-def test_children_publish_however_they_are_started(
-    broker: Any, app: Any, start: Any, until: Any, options: tuple[str, str]
-) -> None:
+def test_children_publish_however_they_are_started(broker, app, start, until, options):
     worker = start(*prefork, *options)
     for number in range(3):
         app.spread.delay(f"s{number}", 3)
@@ -57,7 +52,7 @@ def test_children_publish_however_they_are_started(
 
 
 @pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
-def test_publish_in_parent_fork_publish_in_child(broker: Any, how: str, engine: Any) -> None:
+def test_publish_in_parent_fork_publish_in_child(broker, how, engine):
     """A preloading web server, with one connection object made before the fork."""
     code = f"""
 import os, sys, multiprocessing
@@ -92,7 +87,7 @@ publish("parent-again")
     assert engine.inspect.counts("plain").ready == 4
 
 
-def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any, until: Any) -> None:
+def test_a_forked_child_leaves_the_parents_messages_alone(broker, app, until):
     with app.app.connection_for_read() as connection:
         connection.Producer().publish("held", routing_key="q")
         message = connection.SimpleQueue("q").get(timeout=10)
@@ -106,7 +101,7 @@ def test_a_forked_child_leaves_the_parents_messages_alone(broker: Any, app: Any,
         assert connection.default_channel.client.lost_acks == 0
 
 
-def _child_exits_cleanly(connection: Any) -> None:
+def _child_exits_cleanly(connection):
     connection.default_channel.queue_declare("from-the-child")
     connection.collect()
     connection.close()
@@ -115,7 +110,7 @@ def _child_exits_cleanly(connection: Any) -> None:
 # -- death -----------------------------------------------------------------------------------------------------------
 
 
-def test_kill_9_in_the_middle_of_a_task(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_kill_9_in_the_middle_of_a_task(broker, app, start, until, engine):
     """The task runs again within session TTL + one sweep; nothing else runs twice."""
     victim = start(*prefork, "--prefetch-multiplier", "1")
     app.hold.delay("long")
@@ -136,7 +131,7 @@ def test_kill_9_in_the_middle_of_a_task(broker: Any, app: Any, start: Any, until
     assert once(broker, "run", [f"n{number}" for number in range(20)])
 
 
-def test_a_task_longer_than_ten_ttls_starts_once(broker: Any, app: Any, start: Any, until: Any) -> None:
+def test_a_task_longer_than_ten_ttls_starts_once(broker, app, start, until):
     broker.options.update(session_ttl=1.0, sweep_interval=0.2)
     start(*prefork)
     start(*prefork)
@@ -145,7 +140,7 @@ def test_a_task_longer_than_ten_ttls_starts_once(broker: Any, app: Any, start: A
     assert len(broker.marks("start", "long")) == 1
 
 
-def freeze(worker: Any, engine: Any) -> None:
+def freeze(worker, engine):
     """Outside of a transaction: on SQLite, no process writes while another stands still in one of its own."""
     for attempt in itertools.count():
         os.killpg(worker.process.pid, signal.SIGSTOP)
@@ -159,7 +154,7 @@ def freeze(worker: Any, engine: Any) -> None:
             return
 
 
-def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_a_worker_frozen_for_longer_than_its_ttl(broker, app, start, until, engine):
     """Another one takes over, once; thawed, its late ack changes nothing, and it works on."""
     frozen = start("-c", "1", name="frozen")
     app.hold.delay("long")
@@ -180,9 +175,7 @@ def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: A
     assert app.app.control.ping(timeout=30, destination=["frozen@test"]), "its pidbox was declared again"
 
 
-def test_warm_shutdown_hands_unstarted_messages_back(
-    broker: Any, app: Any, start: Any, until: Any, engine: Any
-) -> None:
+def test_warm_shutdown_hands_unstarted_messages_back(broker, app, start, until, engine):
     worker = start("-c", "1", "--prefetch-multiplier", "8")
     app.hold.delay("first")
     for number in range(7):
@@ -199,7 +192,7 @@ def test_warm_shutdown_hands_unstarted_messages_back(
     until(lambda: once(broker, "run", [f"n{number}" for number in range(7)]))
 
 
-def test_cold_shutdown_hands_started_messages_back(broker: Any, app: Any, start: Any, until: Any) -> None:
+def test_cold_shutdown_hands_started_messages_back(broker, app, start, until):
     worker = start("-c", "1", name="a")
     app.hold.delay("first")
     until(lambda: broker.marks("start", "first"))
@@ -219,7 +212,7 @@ def test_cold_shutdown_hands_started_messages_back(broker: Any, app: Any, start:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_eta_tasks_wait_in_the_store(broker, app, start, until, engine):
     start(*prefork, name="a")
     start(*prefork, name="b")
     due = time.time() + 8
@@ -237,9 +230,7 @@ def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: A
     assert max(times) < due + 20
 
 
-def test_a_task_with_an_eta_outlives_a_lost_connection(
-    broker: Any, app: Any, start: Any, until: Any, pool: str
-) -> None:
+def test_a_task_with_an_eta_outlives_a_lost_connection(broker, app, start, until, pool):
     """Celery drops it, and keeps it in its timer (transport/worker.py): seed 4007 of the box never ran two."""
     worker = start(pool=pool, app="lost_connection_app")
     app.note.apply_async(("x",), countdown=0.2)
@@ -247,9 +238,7 @@ def test_a_task_with_an_eta_outlives_a_lost_connection(
     until(lambda: broker.marks("run", "x"))
 
 
-def test_a_task_whose_start_was_not_read_outlives_a_lost_connection(
-    broker: Any, app: Any, start: Any, until: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_whose_start_was_not_read_outlives_a_lost_connection(broker, app, start, until, engine, monkeypatch):
     """Celery forgets it, and its child runs it all the same (transport/worker.py)."""
     monkeypatch.setenv("HELD_UP_LOSES", "1")
     app.note.delay("x")
@@ -261,9 +250,7 @@ def test_a_task_whose_start_was_not_read_outlives_a_lost_connection(
     assert once(broker, "run", ["x", "y"])
 
 
-def test_a_task_whose_start_was_not_read_keeps_its_child(
-    broker: Any, app: Any, start: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_whose_start_was_not_read_keeps_its_child(broker, app, start, until, monkeypatch):
     """With a child that Celery took for idle, the next task would wait."""
     monkeypatch.setenv("HELD_UP_LOSES", "1")
     app.hold.delay("x")
@@ -278,8 +265,8 @@ def test_a_task_whose_start_was_not_read_keeps_its_child(
 
 
 def test_a_task_of_which_a_lost_child_had_a_part_outlives_a_lost_connection(
-    broker: Any, app: Any, start: Any, until: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker, app, start, until, engine, monkeypatch
+):
     monkeypatch.setenv("HALF_WRITTEN_KILLS", "1")
     monkeypatch.setenv("HALF_WRITTEN_LOSES", "1")
     app.note.apply_async(("x",), headers={"more": "than a pipe holds" * 20_000})
@@ -289,14 +276,14 @@ def test_a_task_of_which_a_lost_child_had_a_part_outlives_a_lost_connection(
     assert once(broker, "run", ["x"])
 
 
-def test_retries_wait_in_the_store(broker: Any, app: Any, start: Any, until: Any) -> None:
+def test_retries_wait_in_the_store(broker, app, start, until):
     start(*prefork)
     app.flaky.delay("f")
     until(lambda: broker.marks("done", "f"))
     assert len(broker.marks("run", "f")) == 3
 
 
-def test_an_expired_task_does_not_run(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_an_expired_task_does_not_run(broker, app, start, until, engine):
     app.note.apply_async(("gone",), expires=0.2)
     app.note.apply_async(("gone-with-eta",), countdown=0.4, expires=0.2)
     started = time.time()
@@ -308,7 +295,7 @@ def test_an_expired_task_does_not_run(broker: Any, app: Any, start: Any, until: 
     assert once(broker, "run", ["here"])
 
 
-def test_beat(broker: Any, start: Any, until: Any) -> None:
+def test_beat(broker, start, until):
     start("-c", "1", "-B", name="beating")
     until(lambda: len(broker.marks("run", "tick")) >= 3)
 
@@ -316,7 +303,7 @@ def test_beat(broker: Any, start: Any, until: Any) -> None:
 # -- many ------------------------------------------------------------------------------------------------------------
 
 
-def test_two_publishers_two_workers_each_task_once(broker: Any, app: Any, start: Any, until: Any) -> None:
+def test_two_publishers_two_workers_each_task_once(broker, app, start, until):
     code = """
 import acceptance_app, sys
 for number in range(1000):
@@ -334,7 +321,7 @@ for number in range(1000):
 # -- control ---------------------------------------------------------------------------------------------------------
 
 
-def test_remote_control(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_remote_control(broker, app, start, until, engine):
     worker = start(*prefork, name="w")
     control = app.app.control
     queues = until(lambda: set(engine.inspect.queues()))
@@ -354,9 +341,7 @@ def test_remote_control(broker: Any, app: Any, start: Any, until: Any, engine: A
     until(lambda: not [name for name in engine.inspect.queues() if "pidbox" in name or "celeryev" in name])
 
 
-def test_a_pool_that_is_restarted_leaves_nothing_of_what_it_had_in_hand(
-    broker: Any, app: Any, start: Any, until: Any, engine: Any
-) -> None:
+def test_a_pool_that_is_restarted_leaves_nothing_of_what_it_had_in_hand(broker, app, start, until, engine):
     start(*prefork, name="w")
     for name in ("one", "two"):
         app.hold.delay(name)
@@ -376,7 +361,7 @@ def test_a_pool_that_is_restarted_leaves_nothing_of_what_it_had_in_hand(
     assert once(broker, "end", ["one", "two"])
 
 
-def test_killed_inspectors_leave_no_queues(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
+def test_killed_inspectors_leave_no_queues(broker, app, start, until, engine):
     broker.options.update(session_ttl=1.0, sweep_interval=0.2)
     start("-c", "1")
     before = set(engine.inspect.queues())
@@ -396,7 +381,7 @@ acceptance_app.app.control.inspect(timeout=600, destination=["nobody@nowhere"]).
     )
 
 
-def test_mingle_and_gossip(broker: Any, start: Any, until: Any) -> None:
+def test_mingle_and_gossip(broker, start, until):
     one = start("-c", "1", name="one", mingle=True)
     other = start("-c", "1", name="other", mingle=True)
     assert other.said("mingle: sync with 1 nodes")
@@ -407,7 +392,7 @@ def test_mingle_and_gossip(broker: Any, start: Any, until: Any) -> None:
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"], indirect=True)
-def test_pools(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None:
+def test_pools(broker, app, start, until, pool):
     worker = start("-c", "4", pool=pool, name="w")
     app.spread.delay("s", 5)
     for number in range(20):
@@ -421,7 +406,7 @@ def test_pools(broker: Any, app: Any, start: Any, until: Any, pool: str) -> None
 
 @pytest.mark.foundationdb
 @pytest.mark.parametrize("broker", ["fdb"], indirect=True)
-def test_eventlet_is_refused_on_a_cluster(start: Any, until: Any) -> None:
+def test_eventlet_is_refused_on_a_cluster(start, until):
     """The network thread of FoundationDB's binding does not run beside monkey-patched threads."""
     pytest.importorskip("eventlet")
     refused = start("-c", "4", pool="eventlet", wait=False)
@@ -435,7 +420,7 @@ computing_pools = pytest.mark.parametrize("pool", ["solo", "threads", "gevent", 
 
 
 @pytest.fixture
-def computing(pool: str, broker: Any, app: Any, start: Any, until: Any, engine: Any) -> Any:
+def computing(pool, broker, app, start, until, engine):
     """A worker that does nothing but compute, and the name of its task.
 
     On SQLite a task may begin just as another thread of its worker writes, which keeps everybody from writing until it
@@ -457,27 +442,25 @@ def computing(pool: str, broker: Any, app: Any, start: Any, until: Any, engine: 
             return worker, name
 
 
-def allow_computing(broker: Any) -> None:
+def allow_computing(broker):
     with (broker.directory / "computing").open("r+b") as shared:  # in place: it is mapped
         shared.write(b"\1")
 
 
-def beats(engine: Any) -> dict[bytes, bytes]:
+def beats(engine):
     return {session_id: beat for session_id, beat, _ in engine.sessions.beats()}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process computes")
 @computing_pools
-def test_a_task_that_lets_nothing_else_run_runs_once(
-    computing: Any, broker: Any, start: Any, until: Any, engine: Any
-) -> None:
+def test_a_task_that_lets_nothing_else_run_runs_once(computing, broker, start, until, engine):
     """Its worker can't beat. The others see that it computes, for six times as long as a session may be silent."""
     worker, task = computing
     ((silent, _),) = beats(engine).items()
     start("-c", "1", name="other")
-    seen: dict[bytes, set[bytes]] = {}
+    seen = {}
 
-    def others_beat_often() -> bool:
+    def others_beat_often():
         for session_id, beat in beats(engine).items():
             seen.setdefault(session_id, set()).add(beat)
         return any(len(each) > 6 * BEATS for session_id, each in seen.items() if session_id != silent)
@@ -493,7 +476,7 @@ def test_a_task_that_lets_nothing_else_run_runs_once(
 
 
 @computing_pools
-def test_when_it_is_frozen_it_runs_elsewhere(computing: Any, broker: Any, start: Any, until: Any, engine: Any) -> None:
+def test_when_it_is_frozen_it_runs_elsewhere(computing, broker, start, until, engine):
     worker, task = computing
     start("-c", "1", name="other")
     freeze(worker, engine)
@@ -509,7 +492,7 @@ def test_when_it_is_frozen_it_runs_elsewhere(computing: Any, broker: Any, start:
 @pytest.mark.foundationdb
 @pytest.mark.own_cluster
 @pytest.mark.parametrize("broker", ["fdb"], indirect=True)
-def test_fdbserver_stopped_and_started_under_load(broker: Any, app: Any, start: Any, until: Any) -> None:
+def test_fdbserver_stopped_and_started_under_load(broker, app, start, until):
     broker.options.update(publish_timeout=1.0, operation_timeout=1.0, session_ttl=3.0, sweep_interval=0.5)
     app.app.conf.broker_transport_options = broker.options
     worker = start(*prefork)
@@ -532,7 +515,7 @@ def test_fdbserver_stopped_and_started_under_load(broker: Any, app: Any, start: 
     assert worker.process.poll() is None
 
 
-def _publishes(app: Any, name: str) -> bool:
+def _publishes(app, name):
     try:
         app.note.apply_async((name,), retry=False)
     except OperationalError:

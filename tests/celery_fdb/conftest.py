@@ -1,18 +1,13 @@
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 from celery import Celery
 
 
 @pytest.fixture
-def new_app() -> Iterator[Callable[..., Celery]]:
+def new_app():
     """Makes applications; they and their connections are closed after the test."""
-    made: list[Celery] = []
+    made = []
 
-    def new_app(broker: Any = None, **options: Any) -> Celery:
+    def new_app(broker=None, **options):
         made.append(Celery("tests", broker=broker, set_as_current=False, **options))
         return made[-1]
 

@@ -3,12 +3,8 @@
 ``tests/kombu_fdb/engine/test_every_commit.py`` does the same to the engine.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from celery.states import STARTED, SUCCESS
@@ -32,7 +28,6 @@ from celery_fdb.results.chords import ChordPart
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.keyspace.layout import unpack as unpack_key
 from kombu_fdb.model import SessionFacts, SessionId
-from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
 
 #: Rows, segments or runs of one transaction, so that a verb in parts takes several.
@@ -47,7 +42,7 @@ LIFE_S = 60.0
 class Stage:
     """A store with something of everything. ``most_commits``: of the process that acts."""
 
-    def __init__(self, most_commits: float = float("inf")) -> None:
+    def __init__(self, most_commits=float("inf")):
         self.clock = ManualClock(wall_ms=1_800_000_000_000)
         self.database = FaultyDatabase(clock=self.clock)
         self.results, self.history, self.schedules = self._stores(self.database)
@@ -55,7 +50,7 @@ class Stage:
         self.way = MortalDatabase(self.database, most_commits)
         self.acting = self._stores(self.way)
 
-    def _stores(self, database: Database) -> tuple[ResultStore, HistoryStore, ScheduleStore]:
+    def _stores(self, database):
         clock = self.clock
         return (
             ResultStore(database, "n", clock=clock, timeout_s=300.0),
@@ -63,18 +58,18 @@ class Stage:
             ScheduleStore(database, "n", clock=clock, timeout_s=300.0),
         )
 
-    def later(self, seconds: float = LIFE_S) -> Stage:
+    def later(self, seconds=LIFE_S):
         self.clock.advance(seconds)
         return self
 
-    def run(self, name: str) -> Run:
+    def run(self, name):
         now_ms = self.clock.wall_ms()
         return Run(name, "shop.pay", state=SUCCESS, root="root", start_ms=now_ms - 500, end_ms=now_ms, runtime_s=0.5)
 
-    def told(self, name: str) -> EntryReport:
+    def told(self, name):
         return EntryReport(name, "shop.pay", "every second", "q", None, None, 0, self.clock.wall_ms(), 65.0)
 
-    def _fill(self) -> None:
+    def _fill(self):
         results, expires_ms = self.results, self.clock.wall_ms() + round(LIFE_S * 1000)
         for number in range(2 * PART + 1):
             results.store(f"t{number}", SUCCESS, LARGE, expires_ms)
@@ -97,11 +92,11 @@ class Stage:
         self.schedules.report([self.told(f"e{number}") for number in range(2 * PART + 1)])
         self.schedules.pause("e0")
 
-    def upkeep(self, history: HistoryStore) -> None:
+    def upkeep(self, history):
         live = [SessionFacts(SessionId(LIVE), {}, b"", 30.0, open=True, consumed=[])]
         Recorder(BOUNDS, self.clock).tidy(history, lambda: live, opened=True)
 
-    def tidy(self) -> None:
+    def tidy(self):
         """What other workers and another beat do, for days."""
         for pause_s in (0.0, LIFE_S, chords.LONGEST_LOOK_MS / 1000, KEPT_S, LIFE_S):
             self.clock.advance(pause_s)
@@ -111,7 +106,7 @@ class Stage:
             self.upkeep(self.history)
             self.schedules.forget_old(self.clock.wall_ms())
 
-    def unexplained(self) -> list[str]:
+    def unexplained(self):
         rows = dict(self.database.items())
         explains = {"result": self._result, "history": self._history, "schedule": self._entry}
         return [
@@ -120,7 +115,7 @@ class Stage:
             if not explains[str(unpack_key(key)[2])](rows, unpack_key(key)[3:], value)
         ]
 
-    def _result(self, rows: dict[bytes, bytes], elements: tuple[Any, ...], value: bytes) -> bool:
+    def _result(self, rows, elements, value):
         keys, (tag, *of) = self.results.keys, elements
         if tag == "expiry":
             found = rows.get(keys.record(of[1], of[2]))
@@ -138,7 +133,7 @@ class Stage:
         expires_ms = expires_of(tag, parent)
         return not expires_ms or keys.expiry(expires_ms, tag, of[0]) in rows
 
-    def _history(self, rows: dict[bytes, bytes], elements: tuple[Any, ...], value: bytes) -> bool:
+    def _history(self, rows, elements, value):
         keys, (tag, *of) = self.history.keys, elements
         if tag == "active":
             return bool(of[0] == LIVE)
@@ -154,25 +149,23 @@ class Stage:
             return bool(of[1] >= self.clock.wall_ms() // 1000 - history_layout.SLOTS[of[0]])
         return tag in {"segment", "settings", "total", "dropped"}
 
-    def _entry(self, rows: dict[bytes, bytes], elements: tuple[Any, ...], value: bytes) -> bool:
+    def _entry(self, rows, elements, value):
         tag, name = str(elements[0]), str(elements[1])
         if tag == "paused":
             return self.schedules._key(name) in rows
         return self.clock.wall_ms() - unpack(name, value).reported_ms <= KEPT_S * 1000
 
 
-def expires_of(kind: str, value: bytes) -> int:
+def expires_of(kind, value):
     return chords._decode(value).expires_ms if kind == "chord" else records.decode(value).expires_ms
 
 
-def returned(chord: str, place: int, payload: bytes | None = b"1") -> ChordPart:
+def returned(chord, place, payload=b"1"):
     return ChordPart(chord, place, f"t{place}", SUCCESS, payload, lifetime_ms=round(LIFE_S * 1000))
 
 
-Verb = Callable[[Stage, Any], object]
-
 #: Each verb of each store; ``of`` is the store of the process that acts.
-VERBS: dict[str, Verb] = {
+VERBS = {
     "results.store": lambda _, of: of.store("t9", SUCCESS, LARGE, 0, returned("open", 9, None)),
     "results.load": lambda _, of: of.load("t0"),
     "results.exists": lambda _, of: of.exists("t0"),
@@ -221,14 +214,14 @@ IN_PARTS = {"results.sweep", "history.lose", "history.trim", "schedules.forget_o
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_parts(monkeypatch):
     monkeypatch.setattr(results_store, "SWEEP_ROWS", PART)
     monkeypatch.setattr(history_store, "TRIM_SEGMENTS", 1)
     monkeypatch.setattr(history_store, "LOST_RUNS", PART)
     monkeypatch.setattr(schedule_store, "MOST_ENTRIES", PART)
 
 
-def act(stage: Stage, name: str) -> int:
+def act(stage, name):
     """Returns how many commits it took."""
     of = dict(zip(("results", "history", "schedules"), stage.acting, strict=True))[name.split(".", maxsplit=1)[0]]
     with suppress(Killed):
@@ -237,7 +230,7 @@ def act(stage: Stage, name: str) -> int:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_verb_that_is_killed_after_any_commit_leaves_nothing(name: str) -> None:
+def test_a_verb_that_is_killed_after_any_commit_leaves_nothing(name):
     whole = act(Stage(), name)
     assert name not in IN_PARTS or whole > 1, "else nothing is killed between two of them"
     for most_commits in range(1, whole + 1):
@@ -247,7 +240,7 @@ def test_a_verb_that_is_killed_after_any_commit_leaves_nothing(name: str) -> Non
         assert stage.unexplained() == [], f"after {most_commits} commits"
 
 
-def test_each_verb_of_each_store_is_in_the_table() -> None:
+def test_each_verb_of_each_store_is_in_the_table():
     named = {"results": ResultStore, "history": HistoryStore, "schedules": ScheduleStore}
     verbs = {
         f"{name}.{verb}"
@@ -258,7 +251,7 @@ def test_each_verb_of_each_store_is_in_the_table() -> None:
     assert verbs == set(VERBS)
 
 
-def test_the_stage_has_rows_of_each_kind() -> None:
+def test_the_stage_has_rows_of_each_kind():
     documented = {
         tag
         for layout in (results_layout, history_layout, schedule_store)
@@ -268,7 +261,7 @@ def test_the_stage_has_rows_of_each_kind() -> None:
     assert kinds == documented
 
 
-def test_a_row_that_no_duty_can_find_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_no_duty_can_find_is_noticed(monkeypatch):
     monkeypatch.setattr(chords.records, "delete_record", lambda *_: None)
     stage = Stage(1)
     act(stage, "results.finishing")

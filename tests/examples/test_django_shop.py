@@ -4,16 +4,12 @@
 picture anew.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.browser import chromium
@@ -35,52 +31,52 @@ on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 class Shop(Programs):
     """The project in a directory of its own, and its processes."""
 
-    def __init__(self, directory: Path, broker: str) -> None:
+    def __init__(self, directory, broker):
         paths = os.pathsep.join([str(SHOP), str(ROOT)])
         env = {**os.environ, "SHOP_DIRECTORY": str(directory), "CELERY_BROKER_URL": broker, "PYTHONPATH": paths}
         env.pop("DJANGO_SETTINGS_MODULE", None)
         super().__init__(directory, env, SHOP)
 
-    def manage(self, *arguments: str) -> str:
+    def manage(self, *arguments):
         return run_python("-W", "error", "manage.py", *arguments, cwd=SHOP, env=self.env).stdout
 
-    def start_worker(self, *arguments: str) -> None:
+    def start_worker(self, *arguments):
         options = ("-n", "worker@shop", "-c", "2", "-l", "INFO", *arguments)
         log = self.start("worker", "-m", "celery", "-A", "django_shop", "worker", *options)
         until(lambda: " ready." in log.read_text(), say=log.read_text)
 
-    def start_server(self) -> str:
+    def start_server(self):
         """Its address."""
         log = self.start("server", "manage.py", "runserver", "--noreload", "127.0.0.1:0")
         found = until(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), say=log.read_text)
         return str(found[0])
 
-    def query(self, sql: str) -> list[Any]:
+    def query(self, sql):
         with closing(sqlite3.connect(self.directory / "shop.sqlite3", timeout=20)) as connection:
             return connection.execute(sql).fetchall()
 
-    def states(self) -> Counter[str]:
+    def states(self):
         return Counter(state for (state,) in self.query("SELECT state FROM shop_order"))
 
-    def told(self) -> str:
+    def told(self):
         """The orders, and the ends of the logs."""
         return "\n".join([str(self.states()), *(log.read_text()[-3000:] for log in self.directory.glob("*.log"))])
 
 
 @pytest.fixture
-def shop(url: str, tmp_path: Path) -> Iterator[Shop]:
+def shop(url, tmp_path):
     shop = Shop(tmp_path, url)
     yield shop
     shop.stop()
 
 
-def test_a_fresh_project_passes_djangos_checks(shop: Shop) -> None:
+def test_a_fresh_project_passes_djangos_checks(shop):
     shop.manage("migrate", "-v", "0")
     assert "no issues" in shop.manage("check")
     assert "No changes detected" in shop.manage("makemigrations", "--check", "--dry-run")
 
 
-def test_the_shop_at_work(shop: Shop) -> None:
+def test_the_shop_at_work(shop):
     """Orders are paid, a failing payment ends in dead letters, unpaid ones are reminded when it is time."""
     assert "46 orders" in shop.manage("open_shop", "--remind-after", "4")
     shop.start_worker()
@@ -92,7 +88,7 @@ def test_the_shop_at_work(shop: Shop) -> None:
     assert shop.query(f"SELECT {waited} FROM {join} AND {waited} < 3.99") == [], "none too early"
 
 
-def test_one_customers_orders_do_not_keep_the_others_waiting(shop: Shop) -> None:
+def test_one_customers_orders_do_not_keep_the_others_waiting(shop):
     """Acme has placed its 40 orders first; all four customers have their turns."""
     shop.manage("open_shop")
     shop.start_worker("-P", "solo")
@@ -107,7 +103,7 @@ def test_one_customers_orders_do_not_keep_the_others_waiting(shop: Shop) -> None
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
+def browser(tmp_path):
     with chromium(tmp_path / "profile") as browser:
         browser.set_window_size(1180, 820)
         browser.implicitly_wait(10)
@@ -117,45 +113,43 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 class Person:
     """Reads and clicks."""
 
-    def __init__(self, browser: Any, address: str) -> None:
+    def __init__(self, browser, address):
         self.browser = browser
         self.address = address
 
-    def see(self) -> str:
+    def see(self):
         return re.sub(r"\s+", " ", str(self.browser.find_element("tag name", "main").text))
 
-    def expect(self, pattern: str) -> None:
+    def expect(self, pattern):
         """Wait until the page shows it; a click returns before the next page is there."""
         from selenium.common.exceptions import WebDriverException
 
-        def shown() -> bool:
+        def shown():
             with suppress(WebDriverException):  # the page is just being replaced
                 return re.search(pattern, self.see()) is not None
             return False
 
         until(shown, say=self.see)
 
-    def follow(self, text: str) -> None:
+    def follow(self, text):
         """A link in the page itself, or else in the sidebar."""
         inside = self.browser.find_elements("xpath", f"//main//a[normalize-space()='{text}']")
         (inside or self.browser.find_elements("link text", text))[0].click()
 
-    def press(self, label: str) -> None:
+    def press(self, label):
         button = self.browser.find_element("xpath", f"//main//button[.='{label}'] | //main//input[@value='{label}']")
         self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)  # not below the bar
         button.click()
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name, text):
         self.browser.find_element("name", name).send_keys(text)
 
-    def picture(self, path: str) -> None:
+    def picture(self, path):
         self.browser.save_screenshot(path)
 
 
 @on_sqlite
-def test_no_page_is_wider_than_the_window_however_long_the_names(
-    shop: Shop, browser: Any, subtests: pytest.Subtests
-) -> None:
+def test_no_page_is_wider_than_the_window_however_long_the_names(shop, browser, subtests):
     shop.manage("open_shop")
     shop.manage("shell", "-c", FILL)
     person = Person(browser, shop.start_server())
@@ -169,7 +163,7 @@ def test_no_page_is_wider_than_the_window_however_long_the_names(
             _fits(person, width)
 
 
-def _fits(person: Person, width: int) -> None:
+def _fits(person, width):
     browser = person.browser
     metrics = {"width": width, "height": 820, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -203,7 +197,7 @@ for number, job in enumerate(jobs):
 
 @on_sqlite
 @pytest.mark.parametrize("width", [1180, 400])
-def test_a_person_searches_edits_and_limits_in_the_browser(shop: Shop, browser: Any, width: int) -> None:
+def test_a_person_searches_edits_and_limits_in_the_browser(shop, browser, width):
     """By keyboard and mouse, on a wide and a narrow screen; no worker runs, so each thing stays where it is put."""
     shop.manage("open_shop")
     shop.manage("shell", "-c", BURY)
@@ -212,10 +206,10 @@ def test_a_person_searches_edits_and_limits_in_the_browser(shop: Shop, browser: 
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     queues = f"{person.address}admin/celery_fdb/queue/"
 
-    def fits() -> None:
+    def fits():
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
-    def confirm(label: str, pattern: str) -> None:
+    def confirm(label, pattern):
         """The question that is shown, whose button has the action's label."""
         until(lambda: browser.find_elements("css selector", "form.question"))
         fits()
@@ -269,7 +263,7 @@ def test_a_person_searches_edits_and_limits_in_the_browser(shop: Shop, browser: 
     assert [each for each in errors if "favicon.ico" not in each and "422" not in each] == []
 
 
-def test_a_person_replays_a_failed_payment_in_the_browser(shop: Shop, browser: Any) -> None:
+def test_a_person_replays_a_failed_payment_in_the_browser(shop, browser):
     shop.manage("open_shop")
     shop.start_worker()
     person = Person(browser, shop.start_server())

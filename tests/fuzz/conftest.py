@@ -5,42 +5,36 @@ first seed, 0 unless set; each input has the next one. A failing input is run ag
 failure prints.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 ROUNDS = 60
 
-Target = Callable[[random.Random], Any]
 
-
-def pytest_report_header() -> str:
+def pytest_report_header():
     return f"fuzz: FUZZ_SEED={os.environ.get('FUZZ_SEED', '0')} FUZZ_ROUNDS={os.environ.get('FUZZ_ROUNDS', ROUNDS)}"
 
 
 @pytest.fixture
-def rounds(request: pytest.FixtureRequest) -> int:
+def rounds(request):
     """A module whose inputs are dear has a number of its own."""
     return int(os.environ.get("FUZZ_ROUNDS", getattr(request.module, "ROUNDS", ROUNDS)))
 
 
 @pytest.fixture
-def seed() -> int:
+def seed():
     """The first one."""
     return int(os.environ.get("FUZZ_SEED", "0"))
 
 
 @pytest.fixture
-def fuzz(request: pytest.FixtureRequest, seed: int, rounds: int) -> Callable[[Target], None]:
+def fuzz(request, seed, rounds):
     """Calls a target once per seed, with a source of chance of its own."""
 
-    def run(target: Target) -> None:
+    def run(target):
         for number in range(seed, seed + rounds):
             story = _failure(target, number)
             if story is not None:
@@ -50,7 +44,7 @@ def fuzz(request: pytest.FixtureRequest, seed: int, rounds: int) -> Callable[[Ta
     return run
 
 
-def _failure(target: Target, number: int) -> str | None:
+def _failure(target, number):
     """In ASCII: what xdist hands on has to be UTF-8, and made-up input is not."""
     try:
         target(random.Random(number))

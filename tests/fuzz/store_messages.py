@@ -1,13 +1,9 @@
 """Messages that our publishers never make, in queues of odd names, and other bytes in the store's rows."""
 
-from __future__ import annotations
-
 import json
-import random
 from contextlib import suppress
-from typing import Any
 
-from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb import KombuFDBError
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.model import Publication
 
@@ -20,7 +16,7 @@ ODD = [
 HEADERS = ["task", "id", "eta", "expires", "argsrepr", "kwargsrepr", "retries", "x-death", "compression", "\ud800", ""]
 
 
-def value(chance: random.Random, depth: int = 3) -> Any:
+def value(chance, depth=3):
     """Something JSON holds, rarely something sensible."""
     kind = chance.randrange(4) if depth else 0
     if kind == 1:
@@ -30,7 +26,7 @@ def value(chance: random.Random, depth: int = 3) -> Any:
     return chance.choice(ODD)
 
 
-def payload(chance: random.Random) -> bytes:
+def payload(chance):
     headers = {chance.choice(HEADERS): value(chance) for _ in range(chance.randrange(6))}
     properties = {str(value(chance, 0))[:50]: value(chance) for _ in range(chance.randrange(3))}
     kind = chance.choice(["application/json", "text/plain", "application/x-python-serialize", None, 5, [], "\ud800"])
@@ -39,7 +35,7 @@ def payload(chance: random.Random) -> bytes:
     return mutated(chance, PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(meta)) + meta + body, often=4)
 
 
-def mutated(chance: random.Random, data: bytes, often: int = 1) -> bytes:
+def mutated(chance, data, often=1):
     """One time in ``often``."""
     if chance.randrange(often):
         return data
@@ -55,10 +51,10 @@ def mutated(chance: random.Random, data: bytes, often: int = 1) -> bytes:
     )
 
 
-def fill(broker: Broker, chance: random.Random) -> None:
+def fill(broker, chance):
     for _ in range(chance.randrange(1, 6)):
         last = 253_402_300_799_999
-        options: dict[str, Any] = {"due_ms": chance.choice([0, 0, last]), "expires_ms": chance.choice([0, 0, last])}
+        options = {"due_ms": chance.choice([0, 0, last]), "expires_ms": chance.choice([0, 0, last])}
         options |= {"key": chance.choice(["", "k", "\x00<b>"]), "task_id": chance.choice(["", "t"])}
         with suppress(KombuFDBError):  # names that are too long
             broker._engine.publisher.publish([Publication("", chance.choice(NAMES), payload(chance), **options)])
@@ -69,17 +65,17 @@ def fill(broker: Broker, chance: random.Random) -> None:
         spoil(broker, chance)
 
 
-def clear(broker: Broker) -> None:
+def clear(broker):
     keys = broker._engine.keys
 
-    def body(work: Any) -> None:
+    def body(work):
         work.tr.clear_range(keys.prefix, keys.format)
         work.tr.clear_range(keys.format + b"\x00", keys.prefix + b"\xff")
 
     broker._engine.transactions.write(body)
 
 
-def spoil(broker: Broker, chance: random.Random) -> None:
+def spoil(broker, chance):
     """Other bytes in some rows, but for the one by which everybody else would refuse the whole store."""
     engine = broker._engine
     begin, end = engine.keys.prefix, engine.keys.prefix + b"\xff"
@@ -90,7 +86,7 @@ def spoil(broker: Broker, chance: random.Random) -> None:
     ]
     changes = [(key, mutated(chance, old)) for key, old in chance.sample(rows, min(3, len(rows)))]
 
-    def change(work: Any) -> None:
+    def change(work):
         for key, new in changes:
             work.tr.set(key, new)
 

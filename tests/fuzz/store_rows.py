@@ -1,10 +1,6 @@
 """A store with a row of every kind, and what may happen to one of them."""
 
-from __future__ import annotations
-
 import json
-import random
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -15,7 +11,6 @@ from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.transport.envelope import encode
 
 HOUR, DAY = SERIES["hour"], SERIES["day"]
@@ -25,7 +20,7 @@ QUEUES = ("plain", "fair", "expiring", "single", "full", "plain.dead", "safe")
 DLX = {"x-dead-letter-exchange": "dlx", "x-max-length": 50}
 
 
-def filled() -> Bench:
+def filled():
     """A bench of its own, with the rows that :func:`_rows` made once."""
     bench = Bench(FaultyDatabase())
     keys = bench.engine.keys
@@ -35,30 +30,30 @@ def filled() -> Bench:
 
 
 @cache
-def _rows() -> tuple[KeyValue, ...]:
+def _rows():
     bench = Bench(FaultyDatabase())
     _fill(bench)
     prefix = len(bench.engine.keys.prefix)
     return tuple((key[prefix:], value) for key, value in rows_of(bench))
 
 
-def rows_of(bench: Bench) -> list[KeyValue]:
+def rows_of(bench):
     return bench.engine.transactions.read(
         lambda work: work.tr.get_range(*range_of(bench.engine.keys.prefix), snapshot=True)
     )
 
 
-def sort_of(bench: Bench, row: KeyValue) -> str:
+def sort_of(bench, row):
     return str(bench.engine.keys.unpack(row[0])[0])
 
 
-def task(name: str, number: int) -> bytes:
+def task(name, number):
     headers = {"task": name, "id": f"{name}-{number}", "retries": 0}
     message = {"body": b"[[], {}, {}]", "content-type": "application/json", "headers": headers}
     return encode(message, "", name, now_ms=1).payload
 
 
-def _fill(bench: Bench) -> None:
+def _fill(bench):
     engine = bench.engine
     for name, kind in (("dlx", "direct"), ("news", "topic"), ("all", "fanout")):
         engine.queues.declare_exchange(Exchange(name, kind))
@@ -79,7 +74,7 @@ def _fill(bench: Bench) -> None:
     engine.upkeep.sample([HOUR, DAY])
 
 
-def _publish(bench: Bench) -> None:
+def _publish(bench):
     soon = bench.clock.wall_ms() + 5_000
     for number in range(3):
         for queue in QUEUES:
@@ -94,7 +89,7 @@ def _publish(bench: Bench) -> None:
     )
 
 
-def _consume(bench: Bench) -> None:
+def _consume(bench):
     engine, session = bench.engine, bench.session
     engine.queues.add_consumer(session, "expiring", "tag")
     engine.messages.claim(session, ["single"], 1, terms=ClaimTerms(consumers={"single": "tag"}))
@@ -111,7 +106,7 @@ def _consume(bench: Bench) -> None:
 # -- mutations ---------------------------------------------------------------------------------------------------------
 
 
-def mutated(rng: random.Random, row: KeyValue, prefix: bytes) -> KeyValue:
+def mutated(rng, row, prefix):
     """The row with something else in its key (behind the namespace and the tag), or its value, or both."""
     key, value = row
     tag = key.find(b"\x00", len(prefix)) + 1
@@ -123,19 +118,19 @@ def mutated(rng: random.Random, row: KeyValue, prefix: bytes) -> KeyValue:
     return key, value
 
 
-def replace(tr: Transaction, row: KeyValue, damaged: KeyValue, *, beside: bool) -> None:
+def replace(tr, row, damaged, *, beside):
     """``beside``: the row itself stays, too."""
     if not beside:
         tr.clear(row[0])
     tr.set(*damaged)
 
 
-def write_all(tr: Transaction, rows: Iterable[KeyValue]) -> None:
+def write_all(tr, rows):
     for key, value in rows:
         tr.set(key, value)
 
 
-def damage(rng: random.Random, bench: Bench, row: KeyValue) -> KeyValue:
+def damage(rng, bench, row):
     """Put the row as :func:`mutated` into the store, in its place or beside it. Returns what was put."""
     damaged = mutated(rng, row, bench.engine.keys.prefix)
     beside = rng.random() >= 0.7
@@ -144,7 +139,7 @@ def damage(rng: random.Random, bench: Bench, row: KeyValue) -> KeyValue:
 
 
 @contextmanager
-def telling(row: KeyValue, damaged: KeyValue) -> Iterator[None]:
+def telling(row, damaged):
     """An error tells which row was damaged, and how."""
     try:
         yield
@@ -153,7 +148,7 @@ def telling(row: KeyValue, damaged: KeyValue) -> Iterator[None]:
         raise
 
 
-def _scrambled(rng: random.Random, text: bytes) -> bytes:
+def _scrambled(rng, text):
     found = bytearray(text)
     for _ in range(rng.randint(1, 3)):
         at = rng.randint(0, len(found))
@@ -167,7 +162,7 @@ def _scrambled(rng: random.Random, text: bytes) -> bytes:
 ODD = [None, -1, 0, 2**63, 10**400, float("inf"), float("nan"), "", "\ud800", "q", [], {}, True, [[]], {"a": {}}]
 
 
-def _other_json(rng: random.Random, value: bytes) -> bytes:
+def _other_json(rng, value):
     """With one odd value in it, if it is JSON."""
     begin = next((at for at, byte in enumerate(value) if byte in b"[{"), None)
     if begin is None:
@@ -176,7 +171,7 @@ def _other_json(rng: random.Random, value: bytes) -> bytes:
         found, end = json.JSONDecoder().raw_decode(value[begin:].decode(errors="replace"))
     except ValueError:
         return _scrambled(rng, value)
-    names: Iterable[object] = range(len(found)) if isinstance(found, list) else [*found, "unheard of"]
+    names = range(len(found)) if isinstance(found, list) else [*found, "unheard of"]
     names = list(names)
     if not names:
         found = rng.choice(ODD)

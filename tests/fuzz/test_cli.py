@@ -1,12 +1,6 @@
 """Any arguments, and any bytes in the store: each command ends with an exit code, and an error is one line."""
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -67,7 +61,7 @@ ENDLESS = {"top": ["--once"], "metrics": ["--once"]}
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("FDB_CLUSTER_FILE", str(tmp_path / "nosuch.cluster"))
@@ -76,14 +70,14 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
+def broker(url):
     """As if in another process."""
     options = parse_options({"poll_interval": 3600.0})
     with Broker(Client(locate(parse_url(url), options), options)) as broker:
         yield broker
 
 
-def put(broker: Broker, chance: random.Random) -> None:
+def put(broker, chance):
     """Jobs, besides the odd messages of tasks."""
     for _ in range(3):
         with suppress(KombuFDBError):
@@ -92,7 +86,7 @@ def put(broker: Broker, chance: random.Random) -> None:
         chance.choice([job.ack, job.bury, job.release])()
 
 
-def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def leaves(group, path=()):
     """Every command, by its words."""
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -108,9 +102,9 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 COMMANDS = [(path, made) for path, made in leaves(fdb) if path != ("tour",)]
 
 
-def arguments(chance: random.Random, made: click.Command) -> list[str]:
+def arguments(chance, made):
     """Options and arguments that the command has, with values that it may not have meant."""
-    given: list[str] = []
+    given = []
     for each in made.params:
         values = [chance.choice(TEXTS) for _ in range(each.nargs if each.nargs > 0 else chance.randrange(3))]
         if isinstance(each, click.Argument):
@@ -122,10 +116,8 @@ def arguments(chance: random.Random, made: click.Command) -> list[str]:
     return given
 
 
-def test_every_command_ends_in_an_exit_code_and_one_line(
-    url: str, broker: Broker, fuzz: Callable[..., None], tmp_path: Path
-) -> None:
-    def target(chance: random.Random) -> None:
+def test_every_command_ends_in_an_exit_code_and_one_line(url, broker, fuzz, tmp_path):
+    def target(chance):
         put(broker, chance)
         fill(broker, chance)
         for look in chance.sample(LOOKS, 4):
@@ -144,7 +136,7 @@ def test_every_command_ends_in_an_exit_code_and_one_line(
     fuzz(target)
 
 
-def check(line: list[str], result: Any) -> None:
+def check(line, result):
     assert result.exception is None or isinstance(result.exception, SystemExit), (line, result.exc_info)
     assert result.exit_code in {0, 1, 2, 3}, (line, result)
     assert "Traceback" not in result.output, (line, result.output)

@@ -4,15 +4,9 @@ The oracle: ``FormatError``, or another error of ours that names what the target
 be taken, exported and counted; and the same command on the file as it was goes on to the end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-import random
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
@@ -26,22 +20,22 @@ from kombu_fdb.model import View
 from kombu_fdb.settings.location import MemoryLocation
 
 
-def on(bench: Bench) -> Broker:
+def on(bench):
     return Broker.on(MemoryLocation(bench.namespace, bench.namespace), bench.engine)
 
 
 @pytest.fixture
-def export(tmp_path: Path) -> Path:
+def export(tmp_path):
     with on(filled()) as broker:
         export_to(tmp_path / "export", broker_source(broker, leased=True), lambda _: None)
     return tmp_path / "export"
 
 
-def test_a_changed_export_file(fuzz: Callable[..., None], export: Path, tmp_path: Path) -> None:
+def test_a_changed_export_file(fuzz, export, tmp_path):
     lines = export.read_bytes().splitlines()[:-1]
     changed = tmp_path / "changed"
 
-    def target(rng: random.Random) -> None:
+    def target(rng):
         odd = list(lines)
         at = rng.randrange(len(odd))
         odd[at] = json.dumps(with_an_odd_value(rng, json.loads(odd[at]))).encode()
@@ -59,7 +53,7 @@ def test_a_changed_export_file(fuzz: Callable[..., None], export: Path, tmp_path
     fuzz(target)
 
 
-def look_and_take(bench: Bench, broker: Broker, folder: Path) -> None:
+def look_and_take(bench, broker, folder):
     for queue in broker.queues():
         bench.engine.inspect.peek(queue, 100)
         bench.engine.inspect.page(queue, View("delayed"), 100)
@@ -69,17 +63,17 @@ def look_and_take(bench: Bench, broker: Broker, folder: Path) -> None:
     export_to(folder / "again", broker_source(broker, leased=True), lambda _: None)
 
 
-def signed(lines: list[bytes]) -> bytes:
+def signed(lines):
     text = b"".join(line + b"\n" for line in lines)
     messages = sum(line.startswith(b'{"message"') for line in lines)
     end = {"entries": len(lines) - 1, "messages": messages, "sha256": hashlib.sha256(text).hexdigest()}
     return text + json.dumps({"end": end}).encode() + b"\n"
 
 
-def with_an_odd_value(rng: random.Random, document: Any) -> Any:
+def with_an_odd_value(rng, document):
     """Somewhere in it."""
     if isinstance(document, dict | list) and document and rng.random() < 0.85:
-        names: list[Any] = [*document] if isinstance(document, dict) else [*range(len(document))]
+        names = [*document] if isinstance(document, dict) else [*range(len(document))]
         name = rng.choice(names)
         if isinstance(document, dict) and rng.random() < 0.1:
             del document[name]
@@ -90,7 +84,7 @@ def with_an_odd_value(rng: random.Random, document: Any) -> Any:
 
 
 @pytest.mark.parametrize("end", [{}, {"end": 5}, {"end": {"sha256": 5}}, {"end": {"messages": "x"}}, [1], "[" * 90_000])
-def test_an_odd_end(export: Path, end: Any) -> None:
+def test_an_odd_end(export, end):
     lines = export.read_bytes().splitlines()[:-1]
     last = end.encode() if isinstance(end, str) else json.dumps(end).encode()
     export.write_bytes(b"".join(line + b"\n" for line in [*lines, last]))

@@ -4,12 +4,8 @@ The oracle. Nothing that is shown raises anything, whatever is asked for; a flus
 what they do; and what a worker writes afterwards is found by every way.
 """
 
-from __future__ import annotations
-
 import json
-import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
@@ -23,7 +19,6 @@ from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.metrics import TaskCollector
 from celery_fdb.history.views.runs import (
     DAY_S,
@@ -40,15 +35,14 @@ from celery_fdb.history.views.workflows import workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.stores import MemoryStores
 
 BOUNDS = History(runs=100, max_age=86_400)
 URL = "fdb+memory://fuzz"
 
 
-def test_a_damaged_row_of_the_history_stops_nothing_else(fuzz: Callable[..., None]) -> None:
-    def target(rng: random.Random) -> None:
+def test_a_damaged_row_of_the_history_stops_nothing_else(fuzz):
+    def target(rng):
         with MemoryStores(), Broker.open(URL) as broker:
             store = history_of(broker)
             store._write(lambda tr: write_all(tr, rows()))
@@ -64,7 +58,7 @@ def test_a_damaged_row_of_the_history_stops_nothing_else(fuzz: Callable[..., Non
 
 
 @cache
-def rows() -> list[KeyValue]:
+def rows():
     """A history with a row of every kind."""
     with MemoryStores(), Broker.open(URL) as broker:
         store = history_of(broker)
@@ -76,18 +70,18 @@ def rows() -> list[KeyValue]:
         return store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))
 
 
-def run(id_: str, **fields: object) -> Run:
+def run(id_, **fields):
     now_ms = Clock().wall_ms()
     told = {"state": SUCCESS, "start_ms": now_ms - 10, "end_ms": now_ms, "runtime_s": 0.01, **fields}
-    return Run(id_, "shop.pay", "q", "w@h", **told)  # type: ignore[arg-type]  # of a test's own making
+    return Run(id_, "shop.pay", "q", "w@h", **told)
 
 
-def keep(store: HistoryStore, *runs: Run) -> None:
+def keep(store, *runs):
     for unwritten in pack_groups(runs):
         store.write(unwritten, BOUNDS)
 
 
-def look_around(broker: Broker) -> None:
+def look_around(broker):
     """Every way to look at it."""
     for wanted in (Wanted(), Wanted(task="shop.pay"), Wanted(state=FAILURE), Wanted(key="k", since_ms=1, until_ms=2)):
         with suppress(HistoryOff):  # the row that says so was it
@@ -110,7 +104,7 @@ def look_around(broker: Broker) -> None:
     generate_latest(registry)
 
 
-def go_on(broker: Broker, store: HistoryStore, *, is_counted: bool) -> None:
+def go_on(broker, store, *, is_counted):
     """A worker starts, writes, trims and ends. ``is_counted``: else a trim may take more than it has to."""
     store.set_settings(BOUNDS)
     keep(store, run("new", root="r"))

@@ -5,10 +5,6 @@ can't be read is told so, by ``FormatError``. What the row is not of is as it wa
 it is of is deleted and made anew, and is then as any other.
 """
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 
@@ -22,7 +18,6 @@ from celery_fdb.results.records import INLINE_BYTES
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import range_of, unpack
-from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.clock import ManualClock
 
 LARGE = b"x" * (2 * INLINE_BYTES + 5)
@@ -32,8 +27,8 @@ CHORDS = ("complete", "open", "many")
 JOINED = 4
 
 
-def test_a_damaged_row_of_the_results_stops_nothing_else(fuzz: Callable[..., None]) -> None:
-    def target(rng: random.Random) -> None:
+def test_a_damaged_row_of_the_results_stops_nothing_else(fuzz):
+    def target(rng):
         store, clock = opened()
         sort = rng.choice(sorted({sort_of(row) for row in rows()}))
         row = rng.choice([each for each in rows() if sort_of(each) == sort and b"safe" not in each[0]])
@@ -49,12 +44,12 @@ def test_a_damaged_row_of_the_results_stops_nothing_else(fuzz: Callable[..., Non
     fuzz(target)
 
 
-def opened() -> tuple[ResultStore, ManualClock]:
+def opened():
     clock = ManualClock()
     return ResultStore(FaultyDatabase(clock=clock), "fuzz", clock=clock), clock
 
 
-def sort_of(row: KeyValue) -> tuple[str, ...]:
+def sort_of(row):
     """What kind of row: its first word, and of a chord's own rows the second one."""
     store, _ = opened()
     first, _id, *more = unpack(row[0][len(store.keys.prefix) :])
@@ -62,7 +57,7 @@ def sort_of(row: KeyValue) -> tuple[str, ...]:
 
 
 @cache
-def rows() -> list[KeyValue]:
+def rows():
     """Results with a row of every kind; those of "safe" are never touched."""
     store, clock = opened()
     soon = clock.wall_ms() + 60_000
@@ -76,7 +71,7 @@ def rows() -> list[KeyValue]:
     return store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))
 
 
-def fill(store: ResultStore, group_id: str, expires_ms: int) -> None:
+def fill(store, group_id, expires_ms):
     store.open_chord(group_id, LARGE if group_id == "complete" else b"body", expires_ms)
     store.enlarge_chord(group_id, size=9 if group_id == "open" else 3)
     store.add_part(ChordPart(group_id, 0, "t0", SUCCESS, b"1"))
@@ -84,7 +79,7 @@ def fill(store: ResultStore, group_id: str, expires_ms: int) -> None:
     store.add_part(ChordPart(group_id, 2, "t2", SUCCESS, None))
 
 
-def with_few_within(work: Callable[[], object]) -> None:
+def with_few_within(work):
     """Of those that joined, one has its place in the chord's own row."""
     before, chords.JOINED_WITHIN = chords.JOINED_WITHIN, 1
     try:
@@ -93,7 +88,7 @@ def with_few_within(work: Callable[[], object]) -> None:
         chords.JOINED_WITHIN = before
 
 
-def look_around(store: ResultStore) -> None:
+def look_around(store):
     """Every verb that only reads."""
     for task_id in TASKS:
         store.exists(task_id)
@@ -112,7 +107,7 @@ def look_around(store: ResultStore) -> None:
             store.chord_body(group_id)
 
 
-def go_on(store: ResultStore, clock: ManualClock) -> None:
+def go_on(store, clock):
     """What workers do: results come, the chords of the dead are published, what has expired is deleted."""
     published = [*more_parts(store)]
     for _ in range(6):
@@ -129,11 +124,10 @@ def go_on(store: ResultStore, clock: ManualClock) -> None:
     store.sweep(parts=10)
     assert store.sweep(parts=1) == 0, "it comes to an end"
     record = store.load("safe")
-    assert record is not None
     assert record.payload == LARGE
 
 
-def more_parts(store: ResultStore) -> list[str]:
+def more_parts(store):
     """Returned once more, and one more: the worker that finds its chord complete is killed before it can publish."""
     for group_id in CHORDS:
         for place in (0, 3):
@@ -144,7 +138,7 @@ def more_parts(store: ResultStore) -> list[str]:
     return []
 
 
-def begin_anew(store: ResultStore, clock: ManualClock) -> None:
+def begin_anew(store, clock):
     """The same ids once more, as a task that is retried and a frozen chord have them."""
     for task_id in TASKS:
         store.forget(task_id)

@@ -5,13 +5,8 @@ that can't be read is told so, by ``FormatError``. What was in a queue that the 
 the queue it is of, a new message still is, unless the row may have been its brake.
 """
 
-from __future__ import annotations
-
-import random
 from collections import deque
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
@@ -30,7 +25,6 @@ from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
-from kombu_fdb.store.protocol import KeyValue
 
 HOUR = SERIES["hour"]
 
@@ -44,10 +38,10 @@ MAY_REFUSE = {"queue", "control", "ready", "keyed", "delayed", "lease", "count"}
 
 
 @pytest.fixture
-def brokers() -> Iterator[Callable[[Bench], Broker]]:
-    opened: list[Broker] = []
+def brokers():
+    opened = []
 
-    def broker(bench: Bench) -> Broker:
+    def broker(bench):
         location = MemoryLocation(bench.namespace, bench.namespace)
         opened.append(Broker.on(location, bench.engine))
         return opened[-1]
@@ -58,10 +52,8 @@ def brokers() -> Iterator[Callable[[Bench], Broker]]:
             each.close()
 
 
-def test_a_damaged_row_stops_nothing_else(
-    fuzz: Callable[..., None], brokers: Callable[[Bench], Broker], tmp_path: Path
-) -> None:
-    def target(rng: random.Random) -> None:
+def test_a_damaged_row_stops_nothing_else(fuzz, brokers, tmp_path):
+    def target(rng):
         bench, sort = filled(), rng.choice(SORTS)
         rows = [row for row in rows_of(bench) if sort_of(bench, row) == sort and not is_safe(sort, row)]
         row = rng.choice(rows)
@@ -76,12 +68,12 @@ def test_a_damaged_row_stops_nothing_else(
     fuzz(target)
 
 
-def is_safe(sort: str, row: KeyValue) -> bool:
+def is_safe(sort, row):
     """Whether it is of the queue that nothing happens to. A sample is of all queues, and no queue needs it."""
     return sort != "sample" and b"safe" in row[0] + row[1]
 
 
-def look_around(bench: Bench) -> None:
+def look_around(bench):
     """Every verb that only reads."""
     engine = bench.engine
     for each in (
@@ -118,7 +110,7 @@ def look_around(bench: Bench) -> None:
     engine.dead_letters.look(engine.dead_letters.walk("plain.dead"), b"", 10)
 
 
-def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None:
+def look_from_outside(broker, folder, *, may_refuse):
     """``may_refuse``: an export leaves out nothing in silence."""
     look(broker, top_keys=5, held=True)
     registry = CollectorRegistry()
@@ -135,11 +127,11 @@ def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None
         import_from(file_source(folder / "export"), copy, lambda _: None)
 
 
-def work(bench: Bench) -> None:
+def work(bench):
     """Consumers and duties, until all that can be had was had."""
     engine = bench.engine
     duties = bench.duties()
-    seen: list[bytes] = []
+    seen = []
     queues = deque(QUEUES)
     for _ in range(30):
         bench.later(2)
@@ -163,7 +155,7 @@ def work(bench: Bench) -> None:
     bench.session = engine.sessions.open({})
 
 
-def tidy_up(bench: Bench) -> None:
+def tidy_up(bench):
     engine = bench.engine
     trim_all(engine)
     for queue in engine.upkeep.limited_queues():

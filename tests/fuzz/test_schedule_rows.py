@@ -4,10 +4,6 @@ The oracle. Neither the page nor a beat that tells of its own and forgets the ol
 not of is shown as it was, and what it is of is when a beat has told of it again.
 """
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -17,19 +13,18 @@ pytest.importorskip("starlette", reason="the dashboard's libraries are not insta
 
 from starlette.testclient import TestClient
 
-from celery_fdb.inspection.schedules import EntryReport, ScheduleStore, schedule_of
+from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from celery_fdb.web import dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.stores import MemoryStores
 
 URL = "fdb+memory://fuzz"
 
 
 @pytest.fixture
-def person() -> Iterator[TestClient]:
+def person():
     with (
         MemoryStores(),
         TestClient(dashboard(URL, anonymous=True, hosts=["testserver"]), raise_server_exceptions=True) as person,
@@ -38,8 +33,8 @@ def person() -> Iterator[TestClient]:
         yield person
 
 
-def test_a_damaged_entry_of_a_schedule_stops_no_other(fuzz: Callable[..., None], person: TestClient) -> None:
-    def target(rng: random.Random) -> None:
+def test_a_damaged_entry_of_a_schedule_stops_no_other(fuzz, person):
+    def target(rng):
         with Broker.open(URL) as broker:
             store = schedule_of(broker)
             (row,) = (each for each in rows() if b"bad" in each[0])
@@ -54,20 +49,20 @@ def test_a_damaged_entry_of_a_schedule_stops_no_other(fuzz: Callable[..., None],
     fuzz(target)
 
 
-def told(name: str) -> EntryReport:
+def told(name):
     return EntryReport(name, "shop.pay", f"every {name} second", "q", 5, 10_000, 3, Clock().wall_ms(), 65.0)
 
 
 @cache
-def rows() -> list[KeyValue]:
+def rows():
     with MemoryStores(), Broker.open(URL) as broker:
         store = schedule_of(broker)
         store.report([told("safe"), told("bad")])
         return store._retry.read(lambda tr: tr.get_range(*range_of(store._prefix)), timeout_s=5)
 
 
-def load(store: ScheduleStore, found: list[KeyValue], damaged: KeyValue) -> None:
-    def body(tr: Transaction) -> None:
+def load(store, found, damaged):
+    def body(tr):
         tr.clear_range(*range_of(store._prefix))
         for key, value in (*found, damaged):
             tr.set(key, value)
@@ -75,7 +70,7 @@ def load(store: ScheduleStore, found: list[KeyValue], damaged: KeyValue) -> None
     store._retry.repeat(body, timeout_s=5)
 
 
-def look(store: ScheduleStore, person: TestClient, *names: str) -> None:
+def look(store, person, *names):
     shown = person.get("/schedules")
     assert shown.status_code == 200
     for name in names:

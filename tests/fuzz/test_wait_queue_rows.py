@@ -4,11 +4,6 @@ The oracle. Looks, services, depositions, recoveries and the end of a session ra
 a consumer that stands in the wait queue, and evicts a first one that does not serve, is served.
 """
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable
-
 from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
 from kit.faults import FaultyDatabase
@@ -21,8 +16,8 @@ SORTS = ("line", "demand", "served")
 MOST_TURNS = 40
 
 
-def test_a_damaged_row_of_a_wait_queue_stops_no_consumer(fuzz: Callable[..., None]) -> None:
-    def target(rng: random.Random) -> None:
+def test_a_damaged_row_of_a_wait_queue_stops_no_consumer(fuzz):
+    def target(rng):
         bench, rivals = filled()
         row = rng.choice(rows_of(bench))
         damaged = damage(rng, bench, row)
@@ -34,7 +29,7 @@ def test_a_damaged_row_of_a_wait_queue_stops_no_consumer(fuzz: Callable[..., Non
     fuzz(target)
 
 
-def filled() -> tuple[Bench, list[Rival]]:
+def filled():
     """A wait queue that has been served once."""
     bench = Bench(FaultyDatabase())
     rivals = [Rival(bench) for _ in range(4)]
@@ -43,13 +38,13 @@ def filled() -> tuple[Bench, list[Rival]]:
     return bench, rivals
 
 
-def rows_of(bench: Bench) -> list[tuple[bytes, bytes]]:
+def rows_of(bench):
     keys = bench.engine.keys
     wholes = [(*range_of(keys._key(sort)), 0) for sort in SORTS]
     return [row for rows in bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) for row in rows]
 
 
-def wait(rival: Rival) -> None:
+def wait(rival):
     """Until it was served."""
     for _ in range(MOST_TURNS):
         sight = rival.look()
@@ -62,7 +57,7 @@ def wait(rival: Rival) -> None:
     raise AssertionError("no consumer serves it")
 
 
-def end_all(bench: Bench, rivals: list[Rival]) -> None:
+def end_all(bench, rivals):
     for each in rivals:
         each.collect()
         each.engine.messages.leave(each.demand)

@@ -4,15 +4,10 @@ The store's rows are mutated in value, among them those that a codec would never
 keys, states and actions that exist and that don't. Django serves the same pages (``celery_fdb.contrib.django.pages``).
 """
 
-from __future__ import annotations
-
 import html
 import logging
 import os
-import random
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -45,24 +40,24 @@ FIELDS += ["task", "text", "since"]
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url():
     with MemoryStores():
         yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture
-def person(url: str) -> Iterator[TestClient]:
+def person(url):
     application = dashboard(url, anonymous=True, hosts=["testserver"], read_only=False, show_bodies=True, page_size=3)
     with TestClient(application, raise_server_exceptions=True) as client:
         client.get("/login")
         yield client
 
 
-def links(page: str) -> list[str]:
+def links(page):
     return [html.unescape(each) for each in re.findall(r'href="(/[^"]+)"', page) if "/static/" not in each]
 
 
-def asked(chance: random.Random, known: list[str]) -> str:
+def asked(chance, known):
     """A link of the pages, or a made-up address."""
     if known and chance.randrange(3):
         return chance.choice(known)
@@ -71,9 +66,9 @@ def asked(chance: random.Random, known: list[str]) -> str:
     return f"{chance.choice(PAGES)}?{urlencode(fields, errors='replace')}"[:60_000]
 
 
-def action(chance: random.Random, pages: list[str]) -> dict[str, Any]:
+def action(chance, pages):
     spots = re.findall(r'name="selected" value="([^"]+)"', chance.choice(pages)) if pages else []
-    fields: dict[str, Any] = {
+    fields = {
         "action": chance.choice([*ACTIONS, "nonsense"]),
         "queue": chance.choice(NAMES),
         "back": chance.choice(["/", "//x", *TEXTS]),
@@ -86,7 +81,7 @@ def action(chance: random.Random, pages: list[str]) -> dict[str, Any]:
     return fields | chance.choice([{}, {"confirmed": "yes"}])
 
 
-def remember(broker: Broker, chance: random.Random) -> None:
+def remember(broker, chance):
     """A history of runs, some of whose rows are damaged."""
     store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     forget(broker, store)
@@ -102,10 +97,10 @@ def remember(broker: Broker, chance: random.Random) -> None:
         damage(broker, store, chance)
 
 
-def damage(broker: Broker, store: HistoryStore, chance: random.Random) -> None:
+def damage(broker, store, chance):
     """Other bytes in some rows of the history."""
 
-    def change(work: Any) -> None:
+    def change(work):
         begin, end = store.keys.prefix, store.keys.prefix + b"\xff"
         rows = work.tr.get_range(begin, end)
         for key, old in chance.sample(rows, min(3, len(rows))):
@@ -114,18 +109,16 @@ def damage(broker: Broker, store: HistoryStore, chance: random.Random) -> None:
     broker._engine.transactions.write(change)
 
 
-def forget(broker: Broker, store: HistoryStore) -> None:
+def forget(broker, store):
     begin, end = store.keys.prefix, store.keys.prefix + b"\xff"
     broker._engine.transactions.write(lambda work: work.tr.clear_range(begin, end))
 
 
-def test_no_page_answers_over_499_but_that_the_store_is_away(
-    url: str, person: TestClient, fuzz: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_page_answers_over_499_but_that_the_store_is_away(url, person, fuzz, caplog):
     broker = Broker.open(url)
     caplog.set_level(logging.INFO, AUDIT_LOG)
 
-    def target(chance: random.Random) -> None:
+    def target(chance):
         clear(broker)
         fill(broker, chance)
         remember(broker, chance)

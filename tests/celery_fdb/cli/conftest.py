@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
 
 from celery_fdb.cli import fdb
-from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock
 
 
 @pytest.fixture
-def broker(another: Callable[..., Broker]) -> Broker:
+def broker(another):
     return another()
 
 
@@ -26,15 +24,15 @@ class Result(NamedTuple):
     err: str
 
     @property
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.out)
 
 
 @pytest.fixture
-def run(url: str) -> Callable[..., Result]:
+def run(url):
     """The command line in this process, on the test's broker unless another is named."""
 
-    def run(*arguments: str, broker: str | None = url, given: str | None = None, obj: Any = None) -> Result:
+    def run(*arguments, broker=url, given=None, obj=None):
         where = [] if broker is None else ["--broker", broker]
         result = CliRunner().invoke(fdb, [*where, *arguments], input=given, obj=obj)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -45,12 +43,12 @@ def run(url: str) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_second_later(monkeypatch):
     """For options such as ``--older-than 0``, what has just happened is past."""
     now_ms = Clock().wall_ms
     monkeypatch.setattr("celery_fdb.cli.terminal.Clock", lambda: SimpleNamespace(wall_ms=lambda: now_ms() + 1_000))
 
 
 @pytest.fixture(autouse=True)
-def _jobs_are_kept(jobs_are_kept: None) -> None:
+def _jobs_are_kept(jobs_are_kept):
     """In each test here."""

@@ -1,10 +1,6 @@
 """One broker, however it is looked at: header, tables, doctor, metrics and dashboard say the same numbers."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +9,6 @@ from starlette.testclient import TestClient
 
 from celery_fdb.inspection.metrics import make_collector
 from celery_fdb.web import dashboard
-from kombu_fdb import Broker
 
 STATES = ("ready", "delayed", "leased", "dead")
 #: Of the application's queues; Celery's own count in none of them, and a dead letter is not ready. The sessions are the
@@ -22,13 +17,13 @@ EXPECTED = {"ready": 8, "delayed": 2, "leased": 1, "dead": 1, "sessions": 1}
 
 
 @pytest.fixture(autouse=True)
-def filled(broker: Broker) -> Iterator[None]:
+def filled(broker):
     for name, number in (("jobs", 7), ("mails", 3)):
         broker.queue(name).put_many(["x"] * number)
         broker.queue(name).put("later", delay=3600)
     for name in ("w@h.celery.pidbox", "celeryev.1"):
         broker.queue(name).put_many("abc")
-    broker.queue("jobs").take(0).bury()  # type: ignore[union-attr]  # there are seven
+    broker.queue("jobs").take(0).bury()
     job = broker.queue("jobs").take(0)
     dashboard = broker._engine.sessions.open({"host": "dashboard"})
     broker._engine.sessions.beat(dashboard, consumed=["a-b.reply.celery.pidbox"])
@@ -36,13 +31,13 @@ def filled(broker: Broker) -> Iterator[None]:
     assert job is not None
 
 
-def of_header(text: str) -> dict[str, int]:
+def of_header(text):
     found = re.search(r"(\d+) ready, (\d+) delayed, (\d+) leased, (\d+) dead; 2 queues, (\d+) session", text)
     assert found is not None, text
     return dict(zip(EXPECTED, map(int, found.groups()), strict=True))
 
 
-def test_all_say_the_same(run: Callable[..., Any], url: str) -> None:
+def test_all_say_the_same(run, url):
     for command in (["status"], ["top", "--once"]):
         assert of_header(run(*command).out) == EXPECTED
         assert "celery" not in run(*command).out, "as many rows as the line above says"
@@ -57,7 +52,7 @@ def test_all_say_the_same(run: Callable[..., Any], url: str) -> None:
     assert of_dashboard(url) == (EXPECTED, EXPECTED)
 
 
-def of_metrics(url: str) -> dict[str, int]:
+def of_metrics(url):
     collector = make_collector(url)
     registry = CollectorRegistry()
     registry.register(collector)
@@ -72,10 +67,10 @@ def of_metrics(url: str) -> dict[str, int]:
     return found
 
 
-def of_dashboard(url: str) -> tuple[dict[str, int], dict[str, int]]:
+def of_dashboard(url):
     """Its tiles, and its tables."""
     with TestClient(dashboard(url, anonymous=True, hosts=["testserver"])) as viewer:
         page, sessions = viewer.get("/").text, viewer.get("/sessions").text
-    tiles = {state: int(re.search(rf'data-summary="{state}"[^>]*>(\d+)<', page)[1]) for state in EXPECTED}  # type: ignore[index]  # each has one
+    tiles = {state: int(re.search(rf'data-summary="{state}"[^>]*>(\d+)<', page)[1]) for state in EXPECTED}
     rows = {state: sum(map(int, re.findall(rf'<td [^>]*data-field="{state}">(\d+)<', page))) for state in STATES}
     return tiles, rows | {"sessions": sessions.count("alive</span>")}

@@ -1,13 +1,9 @@
 """The dashboard's server among clients that send half of something, or read nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from kit.processes import DEADLINE_S
@@ -18,17 +14,16 @@ connections = pytest.importorskip("celery_fdb.cli.connections")
 
 HALF = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
 REST = b"connection: close\r\n\r\n"
-Connect = Callable[..., socket.socket]
 
 
 class Site:
     """Answers with so many bytes; ``ended``: a client that was to read them is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.size = 2
         self.ended = threading.Event()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope, receive, send):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for _ in range(0, self.size, 65_536):
@@ -39,12 +34,12 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Site:
+def site():
     return Site()
 
 
 @pytest.fixture
-def connect(site: Site) -> Iterator[Connect]:
+def connect(site):
     """To a server with these connections."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(site, http=connections.TimedProtocol, log_level="warning", lifespan="off")
@@ -53,7 +48,7 @@ def connect(site: Site) -> Iterator[Connect]:
     thread.start()
     with ExitStack() as stack:
 
-        def connect(sent: bytes, **options: int) -> socket.socket:
+        def connect(sent, **options):
             made = stack.enter_context(socket.socket())
             for name, value in options.items():
                 made.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
@@ -69,7 +64,7 @@ def connect(site: Site) -> Iterator[Connect]:
             thread.join(DEADLINE_S)
 
 
-def told(client: socket.socket) -> bytes:
+def told(client):
     """All that it is sent until it is closed."""
     found = b""
     try:
@@ -80,7 +75,7 @@ def told(client: socket.socket) -> bytes:
     return found
 
 
-def test_half_a_request_ends_in_time(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_request_ends_in_time(connect, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.2)
     second = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" + HALF
     for sent, answers in ((b"", 0), (b"G", 0), (HALF, 0), (second, 1)):
@@ -88,13 +83,13 @@ def test_half_a_request_ends_in_time(connect: Connect, monkeypatch: pytest.Monke
         assert told(client).count(b"HTTP/1.1 200") == answers
 
 
-def test_a_request_that_was_begun_in_time_is_answered(connect: Connect) -> None:
+def test_a_request_that_was_begun_in_time_is_answered(connect):
     client = connect(HALF)
     client.sendall(REST)
     assert told(client).startswith(b"HTTP/1.1 200")
 
 
-def test_half_requests_leave_files_for_others(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_requests_leave_files_for_others(connect, monkeypatch):
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
     waiting = [connect(HALF) for _ in range(3)]
     waiting[0].sendall(REST)
@@ -106,7 +101,7 @@ def test_half_requests_leave_files_for_others(connect: Connect, monkeypatch: pyt
     assert told(connect(HALF + REST)).startswith(b"HTTP/1.1 200"), "there is a place again"
 
 
-def test_who_reads_nothing_is_let_go(connect: Connect, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_nothing_is_let_go(connect, site, monkeypatch):
     monkeypatch.setattr(connections, "READ_S", 0.2)
     site.size = 50_000_000
     client = connect(HALF + REST, SO_RCVBUF=4_096)
@@ -114,7 +109,7 @@ def test_who_reads_nothing_is_let_go(connect: Connect, site: Site, monkeypatch: 
     assert len(told(client)) < site.size
 
 
-def test_it_never_takes_more_files_than_half_of_what_there_are() -> None:
+def test_it_never_takes_more_files_than_half_of_what_there_are():
     import resource
 
     assert 16 <= connections.MOST_CONNECTIONS <= max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 16)

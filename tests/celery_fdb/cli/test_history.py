@@ -1,36 +1,28 @@
 """``history`` and ``task``."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 from celery import Celery
 from celery.states import FAILURE, STARTED, SUCCESS
 from kit import left
 
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
-from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     """The history has tests on each store."""
     return f"fdb+sqlite:///{tmp_path}/broker.db"
 
 
 @pytest.fixture
-def history(broker: Broker) -> HistoryStore:
+def history(broker):
     return left.keep(broker)
 
 
 @pytest.fixture
-def keep(broker: Broker) -> Callable[..., None]:
-    def keep(id_: str, ago_s: float = 0, **fields: Any) -> None:
+def keep(broker):
+    def keep(id_, ago_s=0, **fields):
         end_ms = Clock().wall_ms() - int(ago_s * 1000)
         told = {"queue": "q", "worker": "w@h", "state": SUCCESS, "start_ms": end_ms - 10, "end_ms": end_ms, **fields}
         left.keep(broker, Run(id_, **{"task": "shop.pay", "runtime_s": 0.0125, **told}))
@@ -38,7 +30,7 @@ def keep(broker: Broker) -> Callable[..., None]:
     return keep
 
 
-def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+def test_the_newest_first_with_filters_and_a_cursor(run, history, keep):
     keep("t1", 7200, key="acme")
     keep("t2", 60, state=FAILURE, error_class="shop.Broken", error="no \x1b[31mred", worker="other@h")
     keep("t3", 1, task="shop.pack")
@@ -58,16 +50,14 @@ def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], his
     assert f"--after {first['cursor']}" in shown.out
 
 
-def test_what_runs_now(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+def test_what_runs_now(run, history, keep):
     history.activity(b"s", {1: Run("t", "shop.pay", start_ms=Clock().wall_ms() - 5000)})
     result = run("history", "--state", STARTED)
     assert "STARTED (its worker is gone)" in result.out
     assert run("history", "--state", STARTED, "--json").json["runs"][0]["alive"] is False
 
 
-def test_a_limit_counts_the_active_runs_that_are_wanted(
-    run: Callable[..., Any], history: HistoryStore, keep: Any
-) -> None:
+def test_a_limit_counts_the_active_runs_that_are_wanted(run, history, keep):
     """It limited the rows that were read before they were filtered."""
     now_ms = Clock().wall_ms()
     begun = {number: Run(f"t{number}", f"shop.{number % 2}", start_ms=now_ms - 1000 * number) for number in range(4)}
@@ -77,12 +67,12 @@ def test_a_limit_counts_the_active_runs_that_are_wanted(
         assert [each["id"] for each in found] == [expected]
 
 
-def test_a_cursor_that_is_none(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+def test_a_cursor_that_is_none(run, history, keep):
     result = run("history", "--after", "x")
     assert (result.code, "cursor" in result.err) == (2, True)
 
 
-def test_a_life(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+def test_a_life(run, history, keep):
     keep("t", 5, state="RETRY", error_class="E", error="no", traceback="line 1\nline 2", args="(1,)")
     keep("t", 1, retries=1, args="(1,)", traceback="")
     shown = run("task", "t").out
@@ -92,14 +82,14 @@ def test_a_life(run: Callable[..., Any], history: HistoryStore, keep: Any) -> No
     assert [each["what"] for each in document["events"]] == ["started", "retried", "started", "succeeded"]
 
 
-def test_a_life_in_the_broker_alone(run: Callable[..., Any], url: str, broker: Broker) -> None:
+def test_a_life_in_the_broker_alone(run, url, broker):
     broker.queue("q").put("x", task_id="t", delay=600)
     shown = run("task", "t").out
     assert "delayed" in shown
     assert "History is off" in shown
 
 
-def test_a_result_is_known_with_an_app(run: Callable[..., Any], url: str, history: HistoryStore) -> None:
+def test_a_result_is_known_with_an_app(run, url, history):
     app = Celery("cli", broker=url, backend=url, set_as_current=False)
     app.backend.store_result("t", {"token": "x1y2z3", "orders": 5}, SUCCESS)
     obj = type("Context", (), {"app": app, "no_color": True})()
@@ -111,9 +101,7 @@ def test_a_result_is_known_with_an_app(run: Callable[..., Any], url: str, histor
     app.close()
 
 
-def test_what_a_history_holds_as_it_is_is_masked_when_it_is_shown(
-    run: Callable[..., Any], history: HistoryStore, keep: Any
-) -> None:
+def test_what_a_history_holds_as_it_is_is_masked_when_it_is_shown(run, history, keep):
     """With ``arguments="full"``, or of a version that masked fewer names."""
     secret = "{'pwd': 'x1y2z3'}"
     keep("t", 5, args=f"({secret},)", kwargs=secret, state=FAILURE, error=secret, traceback=secret)
@@ -122,7 +110,7 @@ def test_what_a_history_holds_as_it_is_is_masked_when_it_is_shown(
         assert ("pwd" in shown, "x1y2z3" in shown) == (True, False)
 
 
-def test_a_tree(run: Callable[..., Any], history: HistoryStore, keep: Any) -> None:
+def test_a_tree(run, history, keep):
     keep("a", 5, followers=(("b", "shop.pack"),))
     lines = run("task", "a", "--tree").out.splitlines()
     assert lines == ["chain STARTED", "  shop.pay a SUCCESS in 12.5 ms", "  shop.pack b PENDING"]
@@ -130,6 +118,6 @@ def test_a_tree(run: Callable[..., Any], history: HistoryStore, keep: Any) -> No
 
 
 @pytest.mark.parametrize("options", [[], ["--tree"]])
-def test_an_unknown_task(run: Callable[..., Any], history: HistoryStore, keep: Any, options: list[str]) -> None:
+def test_an_unknown_task(run, history, keep, options):
     result = run("task", "nobody", *options)
     assert (result.code, "Check the id" in result.err) == (1, True)

@@ -1,10 +1,5 @@
 """Tables in terminals of any width."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import click
 import pytest
 from click.testing import CliRunner
@@ -26,7 +21,7 @@ ROWS = [
 ]
 
 
-def shown(width: int) -> list[str]:
+def shown(width):
     console = Console(width=width, markup=False, highlight=False)
     with console.capture() as captured:
         console.print(table("task id state >ended queue key worker error", ROWS))
@@ -34,7 +29,7 @@ def shown(width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_no_cell_is_torn_in_a_narrow_terminal(width: int) -> None:
+def test_no_cell_is_torn_in_a_narrow_terminal(width):
     lines = shown(width)
     assert max(map(len, lines)) <= width
     for cell in (each for row in ROWS for each in row):
@@ -43,20 +38,20 @@ def test_no_cell_is_torn_in_a_narrow_terminal(width: int) -> None:
     assert sum("key" in line for line in lines) == 1, "an empty one is left out"
 
 
-def test_what_fits_is_a_table() -> None:
+def test_what_fits_is_a_table():
     heading, *rows = shown(200)
     assert heading.split()[:3] == ["task", "id", "state"]
     assert len(rows) == len(ROWS)
 
 
-def test_a_table_without_rows_says_so() -> None:
+def test_a_table_without_rows_says_so():
     console = Console(width=40)
     with console.capture() as captured:
         console.print(table("a b", []))
     assert captured.get() == "(none)\n"
 
 
-def test_what_is_longer_than_a_line_goes_on_in_the_next() -> None:
+def test_what_is_longer_than_a_line_goes_on_in_the_next():
     console = Console(width=40)
     with console.capture() as captured:
         console.print(table("a b", [("x", "y" * 100)]))
@@ -86,7 +81,7 @@ SHOWN = [
 
 
 @pytest.fixture
-def shop(broker: Broker, url: str) -> None:
+def shop(broker, url):
     """Long names, a dead letter, a session, limits and a history."""
     headers = {"id": ID, "task": TASK, "argsrepr": "('an argument',)", "kwargsrepr": "{}", "fair_key": KEY}
     with Connection(url) as connection:
@@ -95,7 +90,7 @@ def shop(broker: Broker, url: str) -> None:
             producer.publish([], routing_key=QUEUE, headers=headers, declare=[connection.SimpleQueue(QUEUE).queue])
     jobs = broker.queue(QUEUE)
     jobs.limit(KEY, rate=1e6, max_in_flight=7)  # peek shows what a consumer would get now
-    jobs.take(0).bury(error=ConnectionResetError("the service of the bank did not answer within 30 s"))  # type: ignore[union-attr]
+    jobs.take(0).bury(error=ConnectionResetError("the service of the bank did not answer within 30 s"))
     now_ms = Clock().wall_ms()
     ran = Run(
         ID, TASK, QUEUE, "celery@worker-in-europe-west", "FAILURE", now_ms - 9, now_ms, 0.009, key=KEY, error="no money"
@@ -104,9 +99,7 @@ def shop(broker: Broker, url: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_no_command_prints_a_line_that_is_wider_than_the_terminal(
-    shop: None, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_no_command_prints_a_line_that_is_wider_than_the_terminal(shop, run, monkeypatch, columns):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes the output for a terminal
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "1000")
@@ -120,7 +113,7 @@ def test_no_command_prints_a_line_that_is_wider_than_the_terminal(
         assert torn == [], command
 
 
-def test_a_program_reads_a_table_of_one_line_a_row(shop: None, broker: Broker, run: Callable[..., Any]) -> None:
+def test_a_program_reads_a_table_of_one_line_a_row(shop, broker, run):
     """However long one is: what a pipe takes has no width."""
     name = "q" * 250
     broker.queue(name).put(b"x")
@@ -129,7 +122,7 @@ def test_a_program_reads_a_table_of_one_line_a_row(shop: None, broker: Broker, r
     assert sorted(row.split()[0] for row in rows) == [QUEUE, name]
 
 
-def test_a_task_that_raised_has_failed_and_of_what(shop: None, run: Callable[..., Any]) -> None:
+def test_a_task_that_raised_has_failed_and_of_what(shop, run):
     """AMQP's word for it, which filters take, is rejected."""
     told = "failed: ConnectionResetError: the service of the bank did not answer within 30 s"
     assert f"died: {told}" in run("dead", "list", QUEUE).out
@@ -140,13 +133,13 @@ def test_a_task_that_raised_has_failed_and_of_what(shop: None, run: Callable[...
 
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("name", [*HOMES, "dead replay", "dead list"])
-def test_no_help_is_wider_than_the_terminal(name: str, columns: int) -> None:
+def test_no_help_is_wider_than_the_terminal(name, columns):
     shown = CliRunner().invoke(fdb, [*name.split(), "--help"], terminal_width=columns, max_content_width=columns)
     assert [line for line in shown.stdout.splitlines() if len(line) > columns] == []
     assert str(MOST) not in shown.stdout, "a bound that is none to a person"
 
 
-def test_a_terminal_without_a_letter_gets_its_code(url: str) -> None:
+def test_a_terminal_without_a_letter_gets_its_code(url):
     with Broker.open(url) as broker:
         broker.queue("grün").put("job")
     result = CliRunner(charset="ascii").invoke(fdb, ["--broker", url, "queues"])

@@ -1,11 +1,7 @@
 """The history over the memory store, SQLite and a real FoundationDB."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
 
 import pytest
 from celery.states import SUCCESS
@@ -23,26 +19,26 @@ NOW_MS = 1_800_000_000_000
 
 
 @pytest.fixture
-def broker(any_store: str) -> Iterator[Broker]:
+def broker(any_store):
     with Broker.open(any_store) as broker:
         yield broker
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock(wall_ms=NOW_MS)
 
 
 @pytest.fixture
-def store(broker: Broker, clock: ManualClock) -> HistoryStore:
+def store(broker, clock):
     return HistoryStore(broker.database, broker.location.namespace, clock=clock, timeout_s=30.0)
 
 
 @pytest.fixture
-def keep(store: HistoryStore) -> Callable[..., None]:
+def keep(store):
     """Writes runs as a worker does."""
 
-    def keep(*runs: Run, bounds: History = BOUNDS) -> None:
+    def keep(*runs, bounds=BOUNDS):
         for unwritten in pack_groups(runs):
             store.write(unwritten, bounds)
 
@@ -52,7 +48,7 @@ def keep(store: HistoryStore) -> Callable[..., None]:
 _numbers = count(1)
 
 
-def run(id_: str = "", *, task: str = "shop.pay", state: str = SUCCESS, ago_s: float = 0.0, **fields: Any) -> Run:
+def run(id_="", *, task="shop.pay", state=SUCCESS, ago_s=0.0, **fields):
     """A run that ended some seconds before the clock's beginning."""
     end_ms = NOW_MS - int(ago_s * 1000)
     told = {"queue": "celery", "worker": "w@h", "start_ms": end_ms - 500, "end_ms": end_ms, "runtime_s": 0.5, **fields}
@@ -60,5 +56,5 @@ def run(id_: str = "", *, task: str = "shop.pay", state: str = SUCCESS, ago_s: f
 
 
 @pytest.fixture(name="run")
-def _run() -> Callable[..., Run]:
+def _run():
     return run

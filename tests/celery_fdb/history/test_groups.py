@@ -1,10 +1,7 @@
 """Values: what is written is read back, whatever it was; sizes; bytes that our encoder never writes."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable
 
 import pytest
 from celery.states import FAILURE, SUCCESS
@@ -58,7 +55,7 @@ runs = st.builds(
 
 @settings(max_examples=200)
 @given(st.lists(runs, max_size=20))
-def test_a_round_trip(given_runs: list[Run]) -> None:
+def test_a_round_trip(given_runs):
     groups = pack_groups(given_runs)
     assert [run for group in groups for run in RunGroup.decode(group.value)] == sorted(
         given_runs, key=lambda run: run.end_ms
@@ -69,7 +66,7 @@ def test_a_round_trip(given_runs: list[Run]) -> None:
         assert len(group.value) < LIMIT_OF_A_VALUE
 
 
-def test_what_the_first_version_wrote_is_read() -> None:
+def test_what_the_first_version_wrote_is_read():
     """Nothing was known of publications."""
     rows = b'["t0","shop.pay","q","w@h","SUCCESS"],[["a",1,2,3,4,5,6,0.5,"(1,)","{}","acme",1],["b",1,2,3,4,5,7]]'
     found = RunGroup.decode(b"\x01[" + rows + b"]")
@@ -81,7 +78,7 @@ def test_what_the_first_version_wrote_is_read() -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "\x00", "é", "\U0001f4a5", '"'])
-def test_a_group_fits_into_a_value_whatever_its_texts(run: Callable[..., Run], character: str) -> None:
+def test_a_group_fits_into_a_value_whatever_its_texts(run, character):
     longest = {"error": 2_000, "traceback": 4_096, "args": 1_024, "kwargs": 1_024}
     fields = {name: character * length for name, length in longest.items()}
     names = dict.fromkeys(("task", "queue", "worker", "key", "root", "parent", "error_class", "group"), character * 200)
@@ -99,7 +96,7 @@ def test_a_group_fits_into_a_value_whatever_its_texts(run: Callable[..., Run], c
     assert max(len(group.value) for group in groups) < LIMIT_OF_A_VALUE
 
 
-def test_groups_are_full_before_the_next_begins(run: Callable[..., Run]) -> None:
+def test_groups_are_full_before_the_next_begins(run):
     groups = pack_groups([run() for _ in range(2 * GROUP_RUNS + 1)])
     assert [len(group.runs) for group in groups] == [GROUP_RUNS, GROUP_RUNS, 1]
 
@@ -130,7 +127,7 @@ def test_groups_are_full_before_the_next_begins(run: Callable[..., Run]) -> None
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_values_that_our_encoder_can_not_have_written_are_refused(value: bytes) -> None:
+def test_values_that_our_encoder_can_not_have_written_are_refused(value):
     versions = (b"\x01", b"\x02") if value[:1] == b"\x01" else (value[:1],)
     for version in versions:
         with pytest.raises(FormatError):
@@ -141,7 +138,7 @@ def test_values_that_our_encoder_can_not_have_written_are_refused(value: bytes) 
 
 
 @given(st.lists(runs.filter(lambda run: run.state != "STARTED"), max_size=10))
-def test_counters_add_up(given_runs: list[Run]) -> None:
+def test_counters_add_up(given_runs):
     deltas = [int.from_bytes(delta_of([run]), "little") for run in given_runs]
     assert sum(deltas).to_bytes(layout.ALL_WIDTH, "little") == delta_of(given_runs)
     found = Counters.unpack(delta_of(given_runs))
@@ -151,7 +148,7 @@ def test_counters_add_up(given_runs: list[Run]) -> None:
 
 
 @given(st.lists(runs.filter(lambda run: run.state != "STARTED"), max_size=10))
-def test_a_row_is_read_whatever_version_has_written_it(given_runs: list[Run]) -> None:
+def test_a_row_is_read_whatever_version_has_written_it(given_runs):
     """A shorter one has no sketches, and what a longer one has behind them is left out."""
     row = delta_of(given_runs)
     found, nothing = Counters.unpack(row), Counters()
@@ -160,7 +157,7 @@ def test_a_row_is_read_whatever_version_has_written_it(given_runs: list[Run]) ->
     assert Counters.unpack(row[: layout.TOTAL_WIDTH]) == found._replace(waits=nothing.waits, sketch=nothing.sketch)
 
 
-def test_a_wait_ends_when_the_run_begins() -> None:
+def test_a_wait_ends_when_the_run_begins():
     run = Run("i", "t", start_ms=9_000, published_ms=1_000)
     assert run.wait_s == 8.0
     assert run._replace(due_ms=6_000).wait_s == 3.0, "it was not late before it was due"
@@ -170,26 +167,26 @@ def test_a_wait_ends_when_the_run_begins() -> None:
 
 
 @given(st.lists(st.floats(SHORTEST_S, LONGEST_S), min_size=1, max_size=30), st.floats(0.01, 0.99))
-def test_a_percentile_is_as_near_as_it_says(took: list[float], share: float) -> None:
+def test_a_percentile_is_as_near_as_it_says(took, share):
     row = delta_of([Run("i", "t", state=SUCCESS, runtime_s=each) for each in took])
     exact = sorted(took)[max(math.ceil(share * len(took)) - 1, 0)]
     assert Counters.unpack(row).quantile_s(share) == pytest.approx(exact, rel=ERROR + 1e-9)
 
 
 @pytest.mark.parametrize(("runtime_s", "shown"), [(0.0, SHORTEST_S), (1e-9, SHORTEST_S), (1e300, LONGEST_S)])
-def test_of_what_is_beyond_the_sketch_its_end_is_shown(runtime_s: float, shown: float) -> None:
+def test_of_what_is_beyond_the_sketch_its_end_is_shown(runtime_s, shown):
     row = delta_of([Run("i", "t", state=FAILURE, runtime_s=runtime_s)])
     assert Counters.unpack(row).quantile_s(0.95) == pytest.approx(shown, rel=2 * ERROR)
 
 
-def test_of_nothing_there_is_no_quantile() -> None:
+def test_of_nothing_there_is_no_quantile():
     assert Counters().quantile_s(0.5) is None
     with pytest.raises(FormatError):
         Counters.unpack(b"1234")
 
 
 @pytest.mark.parametrize("given_text", ["x" * 10_000_000, "\ud800" * 300, None, 5, b"\xff", "é" * 300])
-def test_a_text_is_bounded_and_has_a_utf8_form(given_text: object) -> None:
+def test_a_text_is_bounded_and_has_a_utf8_form(given_text):
     found = bounded(given_text)
     assert len(found) <= 200
     found.encode()

@@ -1,10 +1,7 @@
 """The buffer: nothing waits for it, nothing is written twice, and what can't be kept is counted."""
 
-from __future__ import annotations
-
 import os
 import threading
-from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,52 +16,45 @@ from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recorder import INTERVAL_S, Keeper, Recorder
-from celery_fdb.history.run import Run
-from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.retry import ENDING_S
-from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.stores import MemoryStores
-
-Make = Callable[..., Run]
 
 
 class Request:
     """What Celery counts as active."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run):
         self.run = run
-        self.active_key: ActiveKey | None = None
-        self.stored_under: bytes | None = None
+        self.active_key = None
+        self.stored_under = None
         self.recorded = False
 
-    def end(self, recorder: Recorder, weight: int = 0) -> None:
+    def end(self, recorder, weight=0):
         self.recorded = True
         recorder.note(self.run, weight, self.active_key)
 
 
 @pytest.fixture
-def any_store() -> Iterator[str]:
+def any_store():
     """What the store keeps is tested on each in ``test_store.py``."""
     with MemoryStores():
         yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture
-def running() -> list[Any]:
+def running():
     return []
 
 
 @pytest.fixture
-def session() -> list[bytes]:
+def session():
     return [b"session"]
 
 
 @pytest.fixture
-def recorder(
-    store: HistoryStore, running: list[Any], session: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Recorder]:
+def recorder(store, running, session, monkeypatch):
     """Open; its thread waits until it is woken. What is noted of a request is its run, or makes it."""
     monkeypatch.setattr(module, "FLUSH_S", 3600.0)
     monkeypatch.setattr(module, "active_requests", lambda: list(running))
@@ -76,29 +66,27 @@ def recorder(
     recorder.close()
 
 
-def kept(store: HistoryStore) -> list[str]:
+def kept(store):
     return [run.id for run in store.page(Wanted(), limit=500)[0]]
 
 
-def broken(*_: Any, **__: Any) -> Any:
+def broken(*_, **__):
     raise StoreUnavailable("the store does not answer")
 
 
-def test_what_ended_is_written_by_a_flush(recorder: Recorder, store: HistoryStore, run: Make) -> None:
+def test_what_ended_is_written_by_a_flush(recorder, store, run):
     Request(run("t")).end(recorder)
     assert (recorder.waiting, kept(store)) == (1, [])
     recorder.flush()
     assert (recorder.waiting, kept(store)) == (0, ["t"])
 
 
-def test_a_signal_handler_that_ends_tasks_notes_them_in_the_middle_of_another_note(
-    recorder: Recorder, store: HistoryStore, run: Make
-) -> None:
+def test_a_signal_handler_that_ends_tasks_notes_them_in_the_middle_of_another_note(recorder, store, run):
     """Celery's cold shutdown is such a handler."""
     ended = threading.Event()
 
     class Interrupted(list[Any]):
-        def append(self, facts: Any) -> None:
+        def append(self, facts):
             super().append(facts)
             recorder._waiting = [*self]
             Request(run("revoked")).end(recorder)
@@ -111,9 +99,7 @@ def test_a_signal_handler_that_ends_tasks_notes_them_in_the_middle_of_another_no
     assert sorted(kept(store)) == ["revoked", "t"]
 
 
-def test_many_runs_wake_the_thread(
-    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_runs_wake_the_thread(recorder, store, run, monkeypatch):
     flushed = threading.Event()
     write = store.write
     monkeypatch.setattr(store, "write", lambda *given: (write(*given), flushed.set())[0])
@@ -122,7 +108,7 @@ def test_many_runs_wake_the_thread(
     assert flushed.wait(30)
 
 
-def test_closing_flushes_the_rest(recorder: Recorder, store: HistoryStore, run: Make) -> None:
+def test_closing_flushes_the_rest(recorder, store, run):
     Request(run("t")).end(recorder)
     recorder.close()
     recorder.close()
@@ -131,13 +117,11 @@ def test_closing_flushes_the_rest(recorder: Recorder, store: HistoryStore, run: 
     assert recorder.waiting == 0
 
 
-def test_closing_does_not_wait_for_a_call_that_lasts(
-    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_closing_does_not_wait_for_a_call_that_lasts(recorder, store, run, monkeypatch, caplog):
     """The store's calls have deadlines of their own, which a user may have made long."""
     answer, answered = threading.Event(), threading.Event()
 
-    def lasting(*_: Any) -> bool:
+    def lasting(*_):
         answer.wait(30)
         answered.set()
         raise StoreUnavailable("the store does not answer")
@@ -151,9 +135,9 @@ def test_closing_does_not_wait_for_a_call_that_lasts(
     assert answered.wait(30)
 
 
-def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store, monkeypatch):
     """What its connections have waited in vain, the history does not wait again (``store/retry.py``)."""
-    given: list[float] = []
+    given = []
     with Connection(any_store) as connection:
         channel = connection.default_channel
         consumer = SimpleNamespace(
@@ -162,7 +146,6 @@ def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store: str, monk
         keeper = type("Keeper", (Keeper,), {"recorder": Recorder(History())})(consumer)
         keeper.start(consumer)
         patience = channel.client.patience
-        assert keeper.recorder._store is not None
         assert keeper.recorder._store.patience is patience
         close = keeper.recorder.close
         monkeypatch.setattr(keeper.recorder, "close", lambda timeout_s: (given.append(timeout_s), close(timeout_s)))
@@ -172,9 +155,7 @@ def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store: str, monk
     assert given == [1.0]
 
 
-def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(
-    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(recorder, store, run, monkeypatch, caplog):
     monkeypatch.setattr(module, "MOST_BYTES", 10 * module.RUN_WEIGHT)
     with monkeypatch.context() as down:
         down.setattr(store, "write", broken)
@@ -193,19 +174,17 @@ def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(
     assert store.dropped() == 10
 
 
-def test_a_heavy_run_takes_more_room(recorder: Recorder, run: Make) -> None:
+def test_a_heavy_run_takes_more_room(recorder, run):
     Request(run()).end(recorder, weight=module.MOST_BYTES)
     assert (recorder.waiting, recorder._untold) == (0, 1)
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_an_answer_that_was_lost(
-    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch, happened: bool
-) -> None:
+def test_an_answer_that_was_lost(recorder, store, run, monkeypatch, happened):
     """The group is stored once, whether the commit has happened or not."""
     write = store.write
 
-    def lost(unwritten: Any, bounds: History) -> bool:
+    def lost(unwritten, bounds):
         if happened:
             write(unwritten, bounds)
         raise CommitUnknown("no answer")
@@ -219,10 +198,8 @@ def test_an_answer_that_was_lost(
     assert (kept(store), store.kept(), store.totals()["shop.pay"].runs) == (["t"], 1, 1)
 
 
-def test_a_run_that_can_not_be_made_keeps_no_other_out(
-    recorder: Recorder, store: HistoryStore, run: Make, caplog: Any
-) -> None:
-    def impossible() -> Run:
+def test_a_run_that_can_not_be_made_keeps_no_other_out(recorder, store, run, caplog):
+    def impossible():
         raise RecursionError
 
     for _ in range(3):
@@ -233,12 +210,10 @@ def test_a_run_that_can_not_be_made_keeps_no_other_out(
     assert caplog.text.count("is not kept") == 1
 
 
-def test_a_child_never_writes_what_its_parent_has_buffered(
-    recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_never_writes_what_its_parent_has_buffered(recorder, store, run, monkeypatch):
     Request(run("t")).end(recorder)
 
-    def child() -> None:
+    def child():
         assert not recorder.is_open
         recorder.flush()
         recorder.close()
@@ -253,9 +228,7 @@ def test_a_child_never_writes_what_its_parent_has_buffered(
 # -- active runs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_active_from_one_flush_to_another(
-    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any]
-) -> None:
+def test_a_run_is_active_from_one_flush_to_another(recorder, store, run, running):
     request = Request(run("t"))
     running.append(request)
     for _ in range(2):
@@ -267,9 +240,7 @@ def test_a_run_is_active_from_one_flush_to_another(
     assert (store.active(), kept(store)) == ([], ["t"])
 
 
-def test_one_that_ended_before_the_flush_has_no_row(
-    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any]
-) -> None:
+def test_one_that_ended_before_the_flush_has_no_row(recorder, store, run, running):
     request = Request(run("t"))
     running.append(request)  # Celery still counts it
     request.end(recorder)
@@ -277,14 +248,12 @@ def test_one_that_ended_before_the_flush_has_no_row(
     assert (store.active(), request.active_key) == ([], None)
 
 
-def test_one_that_ends_while_its_row_is_written(
-    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_ends_while_its_row_is_written(recorder, store, run, running, monkeypatch):
     request = Request(run("t"))
     running.append(request)
     activity = store.activity
 
-    def ends_meanwhile(*given: Any, **named: Any) -> None:
+    def ends_meanwhile(*given, **named):
         request.end(recorder)
         activity(*given, **named)
 
@@ -296,19 +265,12 @@ def test_one_that_ends_while_its_row_is_written(
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_a_row_whose_answer_was_lost_is_not_left_behind(
-    recorder: Recorder,
-    store: HistoryStore,
-    run: Make,
-    running: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    happened: bool,
-) -> None:
+def test_a_row_whose_answer_was_lost_is_not_left_behind(recorder, store, run, running, monkeypatch, happened):
     request = Request(run("t"))
     running.append(request)
     activity = store.activity
 
-    def lost(*given: Any, **named: Any) -> None:
+    def lost(*given, **named):
         if happened:
             activity(*given, **named)
         raise CommitUnknown("no answer")
@@ -324,9 +286,7 @@ def test_a_row_whose_answer_was_lost_is_not_left_behind(
     assert store.active() == []
 
 
-def test_a_long_outage_costs_no_memory_for_runs_that_last(
-    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_outage_costs_no_memory_for_runs_that_last(recorder, store, run, running, monkeypatch):
     requests = [Request(run(f"t{number}")) for number in range(3)]
     running += requests
     with monkeypatch.context() as down:
@@ -340,9 +300,7 @@ def test_a_long_outage_costs_no_memory_for_runs_that_last(
     assert recorder._ended == []
 
 
-def test_active_runs_move_to_the_next_session(
-    recorder: Recorder, store: HistoryStore, run: Make, running: list[Any], session: list[bytes]
-) -> None:
+def test_active_runs_move_to_the_next_session(recorder, store, run, running, session):
     running.append(Request(run("t")))
     recorder.flush()
     session[0] = b"next"
@@ -354,14 +312,12 @@ def test_active_runs_move_to_the_next_session(
 # -- tidying up --------------------------------------------------------------------------------------------------------
 
 
-def session_facts(session_id: bytes, beat_ms: int) -> SessionFacts:
+def session_facts(session_id, beat_ms):
     return SessionFacts(SessionId(session_id), {}, b"", 30.0, open=True, consumed=[], beat_ms=beat_ms)
 
 
 @pytest.mark.parametrize("wrong_s", [30 * 86_400, -30 * 86_400], ids=["ahead", "behind"])
-def test_one_clock_that_is_wrong_trims_nothing_of_the_others(
-    store: HistoryStore, run: Make, clock: ManualClock, wrong_s: int
-) -> None:
+def test_one_clock_that_is_wrong_trims_nothing_of_the_others(store, run, clock, wrong_s):
     """Nor does it keep anything longer, where two others are right."""
     bounds, right_ms = History(), clock.wall_ms()
     for runs in (["old"], ["new"]):
@@ -379,11 +335,9 @@ def test_one_clock_that_is_wrong_trims_nothing_of_the_others(
     assert kept(store) == ["new"]
 
 
-def test_upkeep_now_and_then_and_when_a_segment_was_opened(
-    store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upkeep_now_and_then_and_when_a_segment_was_opened(store, run, clock, monkeypatch):
     open_ = [session_facts(b"alive", clock.wall_ms())]
-    trims: list[int] = []
+    trims = []
     trim = store.trim
     monkeypatch.setattr(store, "trim", lambda *given, **named: (trims.append(1), trim(*given, **named))[1])
     tidy = partial(Recorder(History(), clock).tidy, store, lambda: open_)
@@ -403,9 +357,7 @@ def test_upkeep_now_and_then_and_when_a_segment_was_opened(
     assert set(kept(store)) == {"alive", "dead"}
 
 
-def test_after_a_reconnection_lost_runs_are_looked_for_at_once_and_from_the_first_on(
-    store: HistoryStore, recorder: Recorder, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_reconnection_lost_runs_are_looked_for_at_once_and_from_the_first_on(store, recorder, run, monkeypatch):
     """The recorder waited, and went on behind a row of the store before, which may be another broker's."""
     monkeypatch.setattr(module, "MOST_ACTIVE", 1)
     for session in (b"b", b"a"):
@@ -415,9 +367,7 @@ def test_after_a_reconnection_lost_runs_are_looked_for_at_once_and_from_the_firs
     assert store.active() == []
 
 
-def test_lost_runs_are_found_behind_any_number_of_others(
-    store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_runs_are_found_behind_any_number_of_others(store, run, clock, monkeypatch):
     monkeypatch.setattr(module, "MOST_ACTIVE", 2)
     find_lost = partial(Recorder(History()).find_lost, store, lambda: [session_facts(b"alive", clock.wall_ms())])
     for session, runs in ((b"alive", 5), (b"dead", 1)):

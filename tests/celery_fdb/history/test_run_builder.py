@@ -1,10 +1,7 @@
 """From a request to a run: hostile messages, masking, options; and what ``install`` does with the history."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -23,9 +20,7 @@ from kombu_fdb.primitives.masking import MASK, masked_text
 NOW_MS = 1_800_000_000_000
 
 
-def made(
-    state: str = "SUCCESS", exc: Any = None, traceback: Any = None, options: History | None = None, **given_facts: Any
-) -> Run:
+def made(state="SUCCESS", exc=None, traceback=None, options=None, **given_facts):
     headers = {"id": "t", "root_id": "t", "retries": 0, **given_facts.pop("headers", {})}
     request = SimpleNamespace(
         _request_dict=headers,
@@ -44,18 +39,18 @@ def made(
     return run_of(facts, options or History())
 
 
-def stored(run: Run) -> Run:
+def stored(run):
     """As it comes back."""
     ((found,),) = [RunGroup.decode(group.value) for group in pack_groups([run])]
     return found
 
 
-def test_what_most_runs_have() -> None:
+def test_what_most_runs_have():
     run = made()
     assert run == Run("t", "shop.pay", "q", "w@h", "SUCCESS", NOW_MS - 2000, NOW_MS - 1500, 0.5, "(1,)", "{}")
 
 
-def test_the_key_is_that_of_the_message_wherever_it_came_from() -> None:
+def test_the_key_is_that_of_the_message_wherever_it_came_from():
     """A header ``fair_key`` stands in the message; another key, as by ``MessageGroupId``, in the delivery."""
     assert made(headers={"fair_key": "acme"}).key == "acme"
     assert made(_message=SimpleNamespace(delivery_info={"queue": "q", "fair_key": "acme"})).key == "acme"
@@ -72,14 +67,14 @@ def test_the_key_is_that_of_the_message_wherever_it_came_from() -> None:
         ({"fdb_published": True, "eta": "9" * 100_000}, (0, 0)),
     ],
 )
-def test_when_it_was_published_and_due(headers: dict[str, Any], moments: tuple[int, int]) -> None:
+def test_when_it_was_published_and_due(headers, moments):
     run = made(headers=headers)
     assert (run.published_ms, run.due_ms) == moments
     assert stored(run) == run
 
 
 class Unprintable(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise RuntimeError
 
 
@@ -94,7 +89,7 @@ class Unprintable(Exception):
     ],
     ids=["huge", "surrogates", "unprintable", "control", "text"],
 )
-def test_hostile_errors(exc: Any) -> None:
+def test_hostile_errors(exc):
     run = made("FAILURE", exc, "secret line\n" * 1_000_000)
     assert len(run.error) <= 2000
     assert len(run.traceback) <= 4096
@@ -105,7 +100,7 @@ HOSTILE = [None, 5, -1, 2**80, 1.5, float("nan"), True, b"\xff", "", "x" * 100_0
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:20])
-def test_hostile_headers(value: Any) -> None:
+def test_hostile_headers(value):
     names = ("id", "root_id", "parent_id", "group", "fair_key", "retries", "x-delivery-count")
     for name in names:
         assert stored(made(headers={name: value}))
@@ -120,26 +115,26 @@ json_values = st.recursive(
 
 
 @given(embed=json_values, signature=json_values)
-def test_hostile_canvas(embed: Any, signature: Any) -> None:
+def test_hostile_canvas(embed, signature):
     for each in (embed, {"chain": signature, "chord": embed}, {"chain": [signature]}, {"chord": {"options": embed}}):
         assert stored(made(_payload=((), {}, each)))
     assert stored(made(_payload=embed))
 
 
-def test_what_follows_is_bounded() -> None:
+def test_what_follows_is_bounded():
     chain = [{"task": f"s{number}", "options": {"task_id": f"i{number}"}} for number in range(100, 0, -1)]
     run = made(_payload=((), {}, {"chain": chain, "chord": None}))
     assert run.followers[:2] == (("i1", "s1"), ("i2", "s2"))
     assert len(run.followers) == 20
 
 
-def test_a_retry_names_its_cause() -> None:
+def test_a_retry_names_its_cause():
     run = made("RETRY", Retry(exc=KeyError("k")))
     assert (run.error_class, run.error) == ("builtins.KeyError", "'k'")
     assert made("RETRY", Retry("later")).error_class == "celery.exceptions.Retry"
 
 
-def test_a_clock_that_jumped() -> None:
+def test_a_clock_that_jumped():
     assert made(time_start=NOW_MS / 1000 + 3600).end_ms == NOW_MS
     assert made(time_start=1e30).start_ms == 0
 
@@ -147,8 +142,8 @@ def test_a_clock_that_jumped() -> None:
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
 
-def test_arguments_by_option() -> None:
-    facts: dict[str, Any] = {"_argsrepr": "('x', {'password': 'hunter2'})", "_kwargsrepr": "{'api_key': 'k'}"}
+def test_arguments_by_option():
+    facts = {"_argsrepr": "('x', {'password': 'hunter2'})", "_kwargsrepr": "{'api_key': 'k'}"}
     masked = made(**facts)
     assert "hunter2" not in masked.args
     assert masked.kwargs == "{'api_key': " + MASK + "}"
@@ -157,7 +152,7 @@ def test_arguments_by_option() -> None:
     assert (hidden.args, hidden.kwargs) == ("", "")
 
 
-def test_errors_and_tracebacks_are_masked() -> None:
+def test_errors_and_tracebacks_are_masked():
     run = made("FAILURE", ValueError("token=abc123"), "  connect('redis://u:hunter2@h')\nValueError: token=abc123")
     assert "abc123" not in run.error + run.traceback
     assert "hunter2" not in run.traceback
@@ -171,7 +166,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("text", [*(f"{name}='x1y2z3'" for name in sorted(NAMES)), "amqp://u:x1y2z3@h"])
-def test_no_secret_is_missed_for_want_of_a_hint(text: str) -> None:
+def test_no_secret_is_missed_for_want_of_a_hint(text):
     """The quick look for a hint never decides otherwise than the masking would."""
     assert "x1y2z3" not in masked_text(text)
     assert "x1y2z3" not in made(_argsrepr=text).args + made(_argsrepr=text.upper()).args.lower()
@@ -187,22 +182,22 @@ def test_no_secret_is_missed_for_want_of_a_hint(text: str) -> None:
      {"tracebacks": 1}],
     ids=str,
 )  # fmt: skip
-def test_senseless_bounds(options: dict[str, Any]) -> None:
+def test_senseless_bounds(options):
     with pytest.raises(OptionError, match="It takes"):
         History(**options)
 
 
 @pytest.mark.parametrize("given_history", ["yes", 5, {"runs": 500}])
-def test_senseless_histories(given_history: Any) -> None:
+def test_senseless_histories(given_history):
     with pytest.raises(OptionError, match=r"celery_fdb\.History"):
         install(Celery("x", set_as_current=False), history=given_history)
 
 
-def keepers(app: Celery) -> list[type[Keeper]]:
+def keepers(app):
     return [each for each in app.steps["consumer"] if isinstance(each, type) and issubclass(each, Keeper)]
 
 
-def test_install_keeps_one_history_with_the_last_bounds() -> None:
+def test_install_keeps_one_history_with_the_last_bounds():
     app = Celery("x", set_as_current=False)
     assert keepers(install(app)) == []
     assert keepers(install(app, history=False)) == []
@@ -212,7 +207,7 @@ def test_install_keeps_one_history_with_the_last_bounds() -> None:
     assert keeper.recorder.bounds.runs == 500
 
 
-def test_an_error_of_ours_never_reaches_the_task() -> None:
+def test_an_error_of_ours_never_reaches_the_task():
     class Request(HistoryRequest):
         recorder = install_recorder()
 
@@ -221,6 +216,6 @@ def test_an_error_of_ours_never_reaches_the_task() -> None:
     assert Request.recorder._untold == 1
 
 
-def install_recorder() -> Any:
+def install_recorder():
     app = install(Celery("x", set_as_current=False), history=True)
     return keepers(app)[0].recorder

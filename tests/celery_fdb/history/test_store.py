@@ -1,10 +1,5 @@
 """Pages, filters, cursors, lookups, bounds and counters, on every store."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
@@ -12,17 +7,13 @@ from celery_fdb.history import layout, reading
 from celery_fdb.history.layout import Counters, pack_groups
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
-from celery_fdb.history.run import LOST, Run
-from celery_fdb.history.store import TRIM_SEGMENTS, HistoryStore
+from celery_fdb.history.run import LOST
+from celery_fdb.history.store import TRIM_SEGMENTS
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.testing.clock import ManualClock
-
-Keep = Callable[..., None]
-Make = Callable[..., Run]
 
 
-def all_of(store: HistoryStore, wanted: Wanted = Wanted(), limit: int = 3) -> list[str]:  # noqa: B008 - immutable
+def all_of(store, wanted=Wanted(), limit=3):  # noqa: B008 - immutable
     """The ids on all pages."""
     found, after = [], None
     while True:
@@ -34,7 +25,7 @@ def all_of(store: HistoryStore, wanted: Wanted = Wanted(), limit: int = 3) -> li
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 500])
-def test_the_newest_come_first_on_pages_of_any_size(store: HistoryStore, keep: Keep, run: Make, limit: int) -> None:
+def test_the_newest_come_first_on_pages_of_any_size(store, keep, run, limit):
     for first in range(40, 0, -8):  # groups of 8, in segments of 10
         keep(*[run(f"t{ago:02d}", ago_s=ago) for ago in range(first - 7, first + 1)])
     assert all_of(store, limit=limit) == [f"t{ago:02d}" for ago in range(1, 41)]
@@ -50,9 +41,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("wanted", FILTERS, ids=str)
-def test_a_filter_finds_those_that_match_and_no_others(
-    store: HistoryStore, keep: Keep, run: Make, wanted: Wanted
-) -> None:
+def test_a_filter_finds_those_that_match_and_no_others(store, keep, run, wanted):
     runs = [
         run(
             f"t{number:03d}",
@@ -72,9 +61,7 @@ def test_a_filter_finds_those_that_match_and_no_others(
     assert all_of(store, wanted) == expected
 
 
-def test_a_filter_that_matches_nothing_has_pages_with_an_end(
-    store: HistoryStore, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filter_that_matches_nothing_has_pages_with_an_end(store, keep, run, monkeypatch):
     monkeypatch.setattr(reading, "GROUPS_PER_PAGE", 2)
     for ago in range(5, 0, -1):
         keep(run(ago_s=ago))
@@ -85,12 +72,12 @@ def test_a_filter_that_matches_nothing_has_pages_with_an_end(
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2.3.4.5", "a.b.c.d", f"1.2.{'00' * 12}.-1", f"{2**70}.1.00.1", "\ud800"])
-def test_what_is_no_cursor(text: str) -> None:
+def test_what_is_no_cursor(text):
     with pytest.raises(InvalidArgument, match="cursor"):
         Cursor.parse(text)
 
 
-def test_all_runs_of_a_task(store: HistoryStore, keep: Keep, run: Make) -> None:
+def test_all_runs_of_a_task(store, keep, run):
     keep(run("other", ago_s=9), run("t", ago_s=8, state=RETRY), run("ta", ago_s=8))
     keep(*[run(ago_s=7) for _ in range(30)])
     keep(run("t", ago_s=1, retries=1, error="é" * 10))
@@ -99,18 +86,18 @@ def test_all_runs_of_a_task(store: HistoryStore, keep: Keep, run: Make) -> None:
     assert store.runs_of_task("unknown") == []
 
 
-def test_attempts_of_one_millisecond_stay_in_their_order(store: HistoryStore, keep: Keep, run: Make) -> None:
+def test_attempts_of_one_millisecond_stay_in_their_order(store, keep, run):
     keep(*[run("t", retries=number) for number in range(3)])
     assert [each.retries for each in store.runs_of_task("t")] == [0, 1, 2]
 
 
-def test_the_newest_of_very_many_runs_of_a_task(store: HistoryStore, keep: Keep, run: Make) -> None:
+def test_the_newest_of_very_many_runs_of_a_task(store, keep, run):
     for attempt in range(30):
         keep(run("t", ago_s=100 - attempt, retries=attempt))
     assert [each.retries for each in store.runs_of_task("t", limit=3)][-1] == 29
 
 
-def test_a_group_of_which_the_answer_was_lost_is_counted_once(store: HistoryStore, run: Make, keep: Keep) -> None:
+def test_a_group_of_which_the_answer_was_lost_is_counted_once(store, run, keep):
     (unwritten,) = pack_groups([run("t", task="a")])
     keep(run("before"))
     for _ in range(3):
@@ -123,7 +110,7 @@ def test_a_group_of_which_the_answer_was_lost_is_counted_once(store: HistoryStor
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
-def test_never_more_runs_than_the_bound(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+def test_never_more_runs_than_the_bound(store, keep, run, clock):
     bounds = History(runs=100, max_age=60_000)
     most = 0
     for batch in range(40):
@@ -137,7 +124,7 @@ def test_never_more_runs_than_the_bound(store: HistoryStore, keep: Keep, run: Ma
     assert all_of(store, Wanted(task="shop.pay"), limit=20) == all_of(store, limit=20)
 
 
-def test_nothing_older_than_the_bound(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+def test_nothing_older_than_the_bound(store, keep, run, clock):
     bounds = History(runs=1_000, max_age=100)
     keep(run("old"), bounds=bounds)
     clock.advance(60)
@@ -151,9 +138,7 @@ def test_nothing_older_than_the_bound(store: HistoryStore, keep: Keep, run: Make
     assert all_of(store) == []
 
 
-def test_a_worker_with_a_clock_ahead_keeps_nothing_alive(
-    store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
-) -> None:
+def test_a_worker_with_a_clock_ahead_keeps_nothing_alive(store, keep, run, clock):
     bounds = History(runs=1_000, max_age=100)
     clock.jump_wall(86_400)
     keep(run("ahead", ago_s=-86_400), bounds=bounds)
@@ -165,7 +150,7 @@ def test_a_worker_with_a_clock_ahead_keeps_nothing_alive(
     assert all_of(store) == []
 
 
-def test_what_is_trimmed_leaves_nothing_behind(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+def test_what_is_trimmed_leaves_nothing_behind(store, keep, run, clock):
     bounds = History(runs=1_000, max_age=100)
     keep(run("t", root="r", group="g", key="k"), run(state=FAILURE), bounds=bounds)
     clock.advance(100 * 86_400)
@@ -174,7 +159,7 @@ def test_what_is_trimmed_leaves_nothing_behind(store: HistoryStore, keep: Keep, 
     assert {store.keys.split_total(key) for key, _ in left} == {"shop.pay"}  # counters of all time
 
 
-def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+def test_a_trim_has_a_budget(store, keep, run, clock):
     bounds = History(runs=100, max_age=60)
     for batch in range(12):
         keep(run(ago_s=-2 * batch), bounds=bounds)
@@ -188,7 +173,7 @@ def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: 
 # -- active runs -------------------------------------------------------------------------------------------------------
 
 
-def test_the_runs_of_a_session_that_ended_are_lost(store: HistoryStore, run: Make, clock: ManualClock) -> None:
+def test_the_runs_of_a_session_that_ended_are_lost(store, run, clock):
     lost = run("lost", state=STARTED, end_ms=0, runtime_s=None, start_ms=clock.wall_ms() - 9_000)
     store.activity(b"dead", {1: lost})
     store.activity(b"alive", {1: run("alive", state=STARTED, end_ms=0, runtime_s=None)})
@@ -203,7 +188,7 @@ def test_the_runs_of_a_session_that_ended_are_lost(store: HistoryStore, run: Mak
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 
-def test_counters_by_task(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
+def test_counters_by_task(store, keep, run, clock):
     keep(run(task="a", runtime_s=0.2), run(task="a", state=FAILURE, runtime_s=2.0), run(task="b", state=RETRY))
     keep(run(task="a", runtime_s=0.2))
     now_s = clock.wall_ms() // 1000
@@ -215,9 +200,7 @@ def test_counters_by_task(store: HistoryStore, keep: Keep, run: Make, clock: Man
     assert slots["b"].quantile_s(0.5) is None  # a retry says nothing of how long the task takes
 
 
-def test_slots_of_the_version_before_are_added_to(
-    store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
-) -> None:
+def test_slots_of_the_version_before_are_added_to(store, keep, run, clock):
     """They have no sketch; what comes into them has one."""
     keep(run(task="a", runtime_s=0.2))
     now_s = clock.wall_ms() // 1000
@@ -231,9 +214,7 @@ def test_slots_of_the_version_before_are_added_to(
     assert now.quantile_s(0.5) == pytest.approx(20.0, rel=layout.ERROR)
 
 
-def test_slots_of_all_tasks_go_when_they_are_old(
-    store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
-) -> None:
+def test_slots_of_all_tasks_go_when_they_are_old(store, keep, run, clock):
     keep(run(task="a", ago_s=1), run(task="b", ago_s=1))
     now_s = clock.wall_ms() // 1000
     for length_s, kept_s in layout.SLOTS.items():
@@ -242,16 +223,15 @@ def test_slots_of_all_tasks_go_when_they_are_old(
         assert store.series(length_s, 0, now_s + 1) == {}
 
 
-def test_what_was_dropped_is_counted(store: HistoryStore) -> None:
+def test_what_was_dropped_is_counted(store):
     assert store.dropped() == 0
     store.activity(b"s", {}, dropped=3)
     store.activity(b"s", {}, dropped=4)
     assert store.dropped() == 7
 
 
-def test_settings(store: HistoryStore) -> None:
+def test_settings(store):
     assert store.settings() is None
     store.set_settings(History(runs=500))
-    found: dict[str, Any] | None = store.settings()
-    assert found is not None
+    found = store.settings()
     assert found["runs"] == 500

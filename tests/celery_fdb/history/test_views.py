@@ -1,16 +1,11 @@
 """What the command line and the dashboard show: pages, lives, trees, numbers by task, metrics."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
 import re
 import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -24,7 +19,7 @@ from celery_fdb.history import reading
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import FAILED, LOST, PUBLISHED, Run
+from celery_fdb.history.run import FAILED, LOST, PUBLISHED
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import metrics, workflows
 from celery_fdb.history.views.metrics import TaskCollector
@@ -38,32 +33,28 @@ from celery_fdb.history.views.runs import (
     page_of_runs,
 )
 from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
-from celery_fdb.history.views.workflows import NOT_RUN, Node, Workflow, page_of_workflows, workflow_of
+from celery_fdb.history.views.workflows import NOT_RUN, page_of_workflows, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.stores import MemoryStores
-
-Keep = Callable[..., None]
-Make = Callable[..., Run]
 
 
 @pytest.fixture
-def any_store() -> Iterator[str]:
+def any_store():
     """What the store keeps is tested on each in ``test_store.py``."""
     with MemoryStores():
         yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture(autouse=True)
-def on(store: HistoryStore) -> None:
+def on(store):
     store.set_settings(History())
 
 
 @pytest.fixture
-def app(any_store: str, new_app: Any) -> Celery:
+def app(any_store, new_app):
     app = new_app(any_store, backend="cache+memory://")
     app.conf.task_default_queue = "q"
     return app
@@ -72,21 +63,21 @@ def app(any_store: str, new_app: Any) -> Celery:
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_wanted_is_checked(broker: Broker) -> None:
+def test_what_is_wanted_is_checked(broker):
     with pytest.raises(InvalidArgument, match="SUCCESS"):
         page_of_runs(broker, Wanted(state="DONE"))
     with pytest.raises(InvalidArgument, match="cursor"):
         page_of_runs(broker, cursor="x")
 
 
-def test_history_is_off(broker: Broker, store: HistoryStore) -> None:
+def test_history_is_off(broker, store):
     store._write(lambda tr: tr.clear(store.keys.settings))
     for ask in (page_of_runs, active_runs, look_at_tasks):
         with pytest.raises(HistoryOff, match=r"install\(app, history=True\)"):
             ask(broker)
 
 
-def test_active_runs_and_whether_their_worker_lives(broker: Broker, store: HistoryStore, run: Make) -> None:
+def test_active_runs_and_whether_their_worker_lives(broker, store, run):
     broker.queue("q").put("x")
     with broker.queue("q").take(timeout=0):
         (session,) = broker.inspect.sessions()
@@ -98,9 +89,7 @@ def test_active_runs_and_whether_their_worker_lives(broker: Broker, store: Histo
     assert [each.id for each in active_runs(broker, Wanted(task="unknown"))] == []
 
 
-def test_a_page_of_the_active_state_is_the_active_runs(
-    broker: Broker, store: HistoryStore, keep: Keep, run: Make
-) -> None:
+def test_a_page_of_the_active_state_is_the_active_runs(broker, store, keep, run):
     keep(run("ended"))
     active = {
         number: run(name, task=task, state=STARTED, ago_s=ago_s, end_ms=0, runtime_s=None)
@@ -116,7 +105,7 @@ def test_a_page_of_the_active_state_is_the_active_runs(
         page_of_runs(broker, Wanted(state=STARTED), cursor="x")
 
 
-def test_a_run_says_its_error_in_one_line(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_run_says_its_error_in_one_line(broker, keep, run):
     keep(run("short", error_class="shop.Broken", error="no\n  card"), run("long", error="x" * 500), run("fine"))
     said = {each.id: each.said for each in page_of_runs(broker).runs}
     assert said == {"short": "Broken: no card", "long": "x" * 99 + "…", "fine": ""}
@@ -125,7 +114,7 @@ def test_a_run_says_its_error_in_one_line(broker: Broker, keep: Keep, run: Make)
 # -- lives -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_life_never_loads_a_pickle(broker: Broker, tmp_path: Path) -> None:
+def test_a_life_never_loads_a_pickle(broker, tmp_path):
     """Also of an application that accepts them: the process that shows a page is no worker."""
     app = Celery("tests", backend=f"file://{tmp_path}", set_as_current=False)
     app.conf.result_serializer = "pickle"
@@ -138,7 +127,7 @@ def test_a_life_never_loads_a_pickle(broker: Broker, tmp_path: Path) -> None:
     assert timeline_of(broker, "j", careful).state == "SUCCESS"
 
 
-def test_a_life_of_messages_and_runs(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+def test_a_life_of_messages_and_runs(broker, app, keep, run):
     task_id = app.send_task("shop.pay", countdown=600).id
     keep(run(task_id, state=RETRY, ago_s=5, error_class="E", error="no"), run("other"))
     life = timeline_of(broker, task_id)
@@ -148,7 +137,7 @@ def test_a_life_of_messages_and_runs(broker: Broker, app: Celery, keep: Keep, ru
     json.dumps(asdict(life))
 
 
-def test_a_dead_letter_was_published_to_the_queue_in_which_it_died(broker: Broker, app: Celery) -> None:
+def test_a_dead_letter_was_published_to_the_queue_in_which_it_died(broker, app):
     task_id = app.send_task("shop.pay").id
     (sent,) = broker.spots(task_id)
     for job in broker.queue(sent.message.queue).consume(limit=1):
@@ -158,7 +147,7 @@ def test_a_dead_letter_was_published_to_the_queue_in_which_it_died(broker: Broke
     assert died.about == f"in {sent.message.queue}: rejected"
 
 
-def test_a_life_that_ended(broker: Broker, keep: Keep, run: Make, store: HistoryStore) -> None:
+def test_a_life_that_ended(broker, keep, run, store):
     keep(run("t", state=RETRY, ago_s=5), run("t", retries=1, redeliveries=1, ago_s=1))
     life = timeline_of(broker, "t")
     assert life.state == SUCCESS
@@ -168,7 +157,7 @@ def test_a_life_that_ended(broker: Broker, keep: Keep, run: Make, store: History
     assert timeline_of(broker, "t").state == STARTED
 
 
-def test_a_life_that_ended_begins_with_its_publication(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_life_that_ended_begins_with_its_publication(broker, keep, run):
     """Each attempt has a message of its own; one that was delivered twice was published once."""
     sent_ms = run().end_ms - 60_000
     first = {"published_ms": sent_ms, "due_ms": sent_ms + 40_000, "key": "acme"}
@@ -182,7 +171,7 @@ def test_a_life_that_ended_begins_with_its_publication(broker: Broker, keep: Kee
     assert life.events[0].about == "in celery, key acme"
 
 
-def test_an_app_with_a_history_tells_when_it_publishes(broker: Broker, app: Celery) -> None:
+def test_an_app_with_a_history_tells_when_it_publishes(broker, app):
     """And others do not: what waits is then shown as the store knows it."""
     install(app, history=True)
     sent_ms = Clock().wall_ms()
@@ -196,7 +185,7 @@ def test_an_app_with_a_history_tells_when_it_publishes(broker: Broker, app: Cele
     assert PUBLISHED not in other.amqp.as_task_v2("t", "shop.pay").headers
 
 
-def test_an_unknown_task(broker: Broker, store: HistoryStore) -> None:
+def test_an_unknown_task(broker, store):
     with pytest.raises(TaskUnknown, match="Check the id"):
         timeline_of(broker, "nobody")
     store._write(lambda tr: tr.clear(store.keys.settings))
@@ -207,11 +196,11 @@ def test_an_unknown_task(broker: Broker, store: HistoryStore) -> None:
 # -- trees -------------------------------------------------------------------------------------------------------------
 
 
-def shape(nodes: list[Node]) -> list[Any]:
+def shape(nodes):
     return [(each.task or each.kind, each.state, shape(each.children)) for each in nodes]
 
 
-def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+def test_a_chain_half_done(broker, app, keep, run):
     ids = [str(uuid.uuid4()) for _ in range(3)]
     keep(run(ids[0], task="a", followers=((ids[1], "b"), (ids[2], "c")), queue="q"))
     app.send_task("b", task_id=ids[1], root_id=ids[0], parent_id=ids[0])
@@ -222,13 +211,13 @@ def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
     assert (found.tasks, found.complete) == (3, True)
 
 
-def test_what_follows_a_failure_is_not_pending(broker: Broker, keep: Keep, run: Make) -> None:
+def test_what_follows_a_failure_is_not_pending(broker, keep, run):
     keep(run("a", task="a", followers=(("b", "b"), ("c", "c")), state=FAILURE, queue="q"))
     parts = [("a", FAILURE, []), ("b", NOT_RUN, []), ("c", NOT_RUN, [])]
     assert shape(workflow_of(broker, "a").roots) == [("chain", FAILURE, parts)]
 
 
-def test_a_long_queue_does_not_make_a_workflow_large(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_long_queue_does_not_make_a_workflow_large(broker, keep, run):
     """Its groups are no tasks, either."""
     broker.queue("q").put_many(["x"] * 300)
     keep(*[run(each, task=each, root="a", group="g", queue="q") for each in ("pack", "mail")])
@@ -236,7 +225,7 @@ def test_a_long_queue_does_not_make_a_workflow_large(broker: Broker, keep: Keep,
     assert (found.tasks, found.complete, found.saw_all_that_waits) == (2, True, False)
 
 
-def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+def test_a_chord_half_done(broker, app, keep, run):
     body = (("body", "sum"),)
     keep(run("m1", task="part", group="g", followers=body, queue="q"))
     keep(run("m2", task="part", group="g", followers=body, queue="q", state=FAILURE))
@@ -248,7 +237,7 @@ def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
         assert sorted(group[2]) == sorted(members)
 
 
-def test_a_group_in_a_chain_stands_as_its_members_do(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_group_in_a_chain_stands_as_its_members_do(broker, keep, run):
     keep(run("a", task="pay", followers=(("g", "celery.group"),), queue="q"))
     keep(*[run(each, task=each, root="a", parent="a", group="g", queue="q") for each in ("pack", "mail")])
     ((kind, state, (pay, (inner, of_group, members))),) = shape(workflow_of(broker, "a").roots)
@@ -256,7 +245,7 @@ def test_a_group_in_a_chain_stands_as_its_members_do(broker: Broker, keep: Keep,
     assert sorted(members) == [("mail", SUCCESS, []), ("pack", SUCCESS, [])]
 
 
-def drawn(node: Node) -> str:
+def drawn(node):
     if node.kind == "task":
         return node.task + (f"({','.join(map(drawn, node.children))})" if node.children else "")
     parts = " ".join(sorted(map(drawn, node.children)) if node.kind == "group" else map(drawn, node.children))
@@ -279,7 +268,7 @@ SHAPES = {
 }
 
 
-def told(text: str, run: Make) -> list[Run]:
+def told(text, run):
     runs = []
     for number, line in enumerate(text.split("; ")):
         ids = ["" if each == "-" else each for each in line.split()]
@@ -292,7 +281,7 @@ def told(text: str, run: Make) -> list[Run]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_workflow_has_its_shape(broker: Broker, keep: Keep, run: Make, shape: str) -> None:
+def test_a_workflow_has_its_shape(broker, keep, run, shape):
     """From each of its tasks, however it nests; and the list shows it once, on whatever page."""
     runs = told(SHAPES[shape], run)
     keep(*runs)
@@ -304,13 +293,13 @@ def test_a_workflow_has_its_shape(broker: Broker, keep: Keep, run: Make, shape: 
     assert [each.name for each in all_pages(broker, limit=1)] == ["x", runs[0].task]
 
 
-def test_a_body_that_waits_stands_before_what_follows_its_chord(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_body_that_waits_stands_before_what_follows_its_chord(broker, keep, run):
     """The chain's first task tells of what follows the chord, and not of the chord's body."""
     keep(*told(SHAPES["[a {b c} d e]"], run)[:3])
     assert [drawn(root) for root in workflow_of(broker, "a").roots] == ["[a {b c} d e]"]
 
 
-def all_pages(broker: Broker, wanted: Wanted | None = None, limit: int = 25) -> list[Workflow]:
+def all_pages(broker, wanted=None, limit=25):
     found, cursor = [], None
     while True:
         more, cursor = page_of_workflows(broker, wanted, limit=limit, cursor=cursor)
@@ -319,9 +308,7 @@ def all_pages(broker: Broker, wanted: Wanted | None = None, limit: int = 25) -> 
             return found
 
 
-def test_workflows_are_found_in_all_of_the_history(
-    broker: Broker, store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
-) -> None:
+def test_workflows_are_found_in_all_of_the_history(broker, store, keep, run, clock):
     """By the name of any of their tasks, by state, and by when they ended; however much ran since."""
     for number in range(7):
         last, at = (f"z{number}", f"shop.last{number % 2}"), {"ago_s": -20.0 * number}
@@ -353,9 +340,7 @@ def test_workflows_are_found_in_all_of_the_history(
         page_of_workflows(broker, cursor="nothing")
 
 
-def test_a_page_of_workflows_ends_behind_the_segment_that_fills_its_bound(
-    broker: Broker, store: HistoryStore, keep: Keep, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_of_workflows_ends_behind_the_segment_that_fills_its_bound(broker, store, keep, run, clock, monkeypatch):
     """However many segments there are: the next page goes on there, and reads none of them again."""
     for number in range(4):
         keep(run(f"a{number}", task="shop.first", ago_s=-20.0 * number, followers=((f"z{number}", "shop.z"),)))
@@ -364,10 +349,10 @@ def test_a_page_of_workflows_ends_behind_the_segment_that_fills_its_bound(
     numbers = store.segments()
     assert len(numbers) > 3
     monkeypatch.setattr(workflows, "MOST_ROWS", 1)
-    read: list[int] = []
+    read = []
     inside = HistoryStore.workflows_in
 
-    def workflows_in(self: HistoryStore, number: int, wanted: Wanted) -> Any:
+    def workflows_in(self, number, wanted):
         read.append(number)
         return inside(self, number, wanted)
 
@@ -385,21 +370,21 @@ def test_a_page_of_workflows_ends_behind_the_segment_that_fills_its_bound(
         assert read == numbers, "each once"
 
 
-def test_a_workflow_that_goes_on_stands_first(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
+def test_a_workflow_that_goes_on_stands_first(broker, store, keep, run):
     keep(run("a", task="a", followers=(("b", "b"),)), run("other", task="o", followers=(("p", "p"),)))
     store.activity(b"s", {1: run("b", task="b", root="a", state=STARTED, end_ms=0, runtime_s=None)})
     assert [(each.id, each.state) for each in all_pages(broker, limit=1)] == [("a", STARTED), ("other", STARTED)]
     assert [each.ended for each in all_pages(broker)] == [None, None], "what follows is still to come"
 
 
-def test_what_a_task_called_waits_below_it(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
+def test_what_a_task_called_waits_below_it(broker, app, keep, run):
     keep(run("caller", task="a", queue="q"))
     app.send_task("called", task_id="x", root_id="caller", parent_id="caller")
     app.send_task("stranger")
     assert shape(workflow_of(broker, "caller").roots) == [("a", SUCCESS, [("called", "ready", [])])]
 
 
-def test_a_run_that_is_found_in_two_ways_counts_once(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_run_that_is_found_in_two_ways_counts_once(broker, keep, run):
     keep(run("root"), run("child", state=RETRY, root="root", parent="root", ago_s=5))
     keep(run("child", root="root", parent="root", retries=1))
     (root,) = workflow_of(broker, "child").roots
@@ -407,14 +392,14 @@ def test_a_run_that_is_found_in_two_ways_counts_once(broker: Broker, keep: Keep,
     assert (root.runs, child.runs, child.state) == (1, 2, SUCCESS)
 
 
-def test_parents_in_a_circle_end_the_search(broker: Broker, keep: Keep, run: Make) -> None:
+def test_parents_in_a_circle_end_the_search(broker, keep, run):
     keep(run("x", task="x", root="y", parent="y"), run("y", task="y", root="x", parent="x"))
     found = workflow_of(broker, "x")
     assert found.tasks == 2
     assert sum(1 + len(each.children) for each in found.roots) == 2
 
 
-def test_a_large_workflow_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_large_workflow_is_counted_whole(broker, keep, run):
     """On its page and in the list; and it is found by what failed first, in an older segment than its newest run."""
     small = History(runs=100)
     keep(run("r", ago_s=9), run(root="r", parent="r", state=FAILURE, ago_s=9), bounds=small)
@@ -424,9 +409,7 @@ def test_a_large_workflow_is_counted_whole(broker: Broker, keep: Keep, run: Make
     assert len(all_pages(broker, Wanted(state=FAILURE))) == len(all_pages(broker)) == 1
 
 
-def test_of_a_workflow_that_is_too_large_there_is_at_least_what_was_found(
-    broker: Broker, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_workflow_that_is_too_large_there_is_at_least_what_was_found(broker, keep, run, monkeypatch):
     monkeypatch.setattr(workflows, "MOST_RUNS", 600)
     keep(run("r", ago_s=9), run(root="r", parent="r", state=FAILURE, ago_s=9))
     keep(*[run(root="r", parent="r") for _ in range(700)])
@@ -436,7 +419,7 @@ def test_of_a_workflow_that_is_too_large_there_is_at_least_what_was_found(
     assert workflow_of(broker, "r").state == FAILURE
 
 
-def test_a_group_of_many_chains_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_group_of_many_chains_is_counted_whole(broker, keep, run):
     """What follows in each of them is found by the root, and not looked for by its id."""
     for number in range(150):
         last, of = (f"z{number}", "z"), {"root": "r", "group": "g"}
@@ -446,14 +429,12 @@ def test_a_group_of_many_chains_is_counted_whole(broker: Broker, keep: Keep, run
 
 
 @pytest.mark.parametrize("state", sorted(FAILED))
-def test_what_failed_is_found_by_however_it_did(broker: Broker, keep: Keep, run: Make, state: str) -> None:
+def test_what_failed_is_found_by_however_it_did(broker, keep, run, state):
     keep(run("a", ago_s=9, root="r"), run("b", ago_s=5, root="r", state=state))
     assert [each.state for each in all_pages(broker, Wanted(state=FAILURE))] == [FAILURE]
 
 
-def test_a_workflow_of_many_groups_is_counted_whole(
-    broker: Broker, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workflow_of_many_groups_is_counted_whole(broker, keep, run, monkeypatch):
     """What was read of a root and of a group counts once."""
     monkeypatch.setattr(workflows, "MOST_RUNS", 500)
     keep(run("r", ago_s=9), *[run(root="r", parent="r", group=f"g{at // 3}") for at in range(450)])
@@ -461,15 +442,13 @@ def test_a_workflow_of_many_groups_is_counted_whole(
         assert (found.state, found.tasks, found.complete) == (SUCCESS, 451, True)
 
 
-def test_a_long_chain_that_waits_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_long_chain_that_waits_is_counted_whole(broker, keep, run):
     keep(run("c", followers=tuple((f"c{at}", "t") for at in range(150))))
     found = workflow_of(broker, "c")
     assert (found.state, found.tasks, found.complete) == (STARTED, 151, True)
 
 
-def test_a_success_is_not_claimed_where_not_all_active_runs_are_known(
-    broker: Broker, store: HistoryStore, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_success_is_not_claimed_where_not_all_active_runs_are_known(broker, store, keep, run, monkeypatch):
     monkeypatch.setattr(workflows, "MOST_ACTIVE", 2)
     keep(run("a", root="r"), run("b", root="r"))
     active = {number: run(state=STARTED, end_ms=0, runtime_s=None) for number in range(2)}
@@ -478,13 +457,13 @@ def test_a_success_is_not_claimed_where_not_all_active_runs_are_known(
     assert (found.state, found.complete) == ("", False)
 
 
-def test_a_workflow_has_not_ended_while_a_task_is_to_be_retried(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_workflow_has_not_ended_while_a_task_is_to_be_retried(broker, keep, run):
     keep(run("a", root="r", state=FAILURE), run("b", root="r", state=RETRY))
     found = workflow_of(broker, "a")
     assert (found.state, found.ended) == (FAILURE, None)
 
 
-def test_a_run_that_ends_while_one_looks_is_one(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
+def test_a_run_that_ends_while_one_looks_is_one(broker, store, keep, run):
     ended = run("a", root="r")
     keep(ended)
     store.activity(b"s", {1: ended._replace(state=STARTED, end_ms=0, runtime_s=None)})
@@ -492,9 +471,7 @@ def test_a_run_that_ends_while_one_looks_is_one(broker: Broker, store: HistorySt
     assert (found.state, [each.runs for each in found.roots]) == (SUCCESS, [1])
 
 
-def test_a_page_of_workflows_ends_when_it_has_read_so_many_runs(
-    broker: Broker, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_of_workflows_ends_when_it_has_read_so_many_runs(broker, keep, run, monkeypatch):
     monkeypatch.setattr(workflows, "MOST_ROWS", 300)
     for number in range(4):
         keep(*[run(group=f"g{number}", ago_s=number) for _ in range(200)], bounds=History())
@@ -504,7 +481,7 @@ def test_a_page_of_workflows_ends_when_it_has_read_so_many_runs(
 
 
 @pytest.mark.parametrize("deep", [90, 300])
-def test_what_is_very_deep_stands_below_the_last_level(broker: Broker, keep: Keep, run: Make, deep: int) -> None:
+def test_what_is_very_deep_stands_below_the_last_level(broker, keep, run, deep):
     names = [f"n{number}" for number in range(deep)]
     keep(*(run(name, parent=names[at - 1] if at else "", root="n0" if at else "") for at, name in enumerate(names)))
     (node,) = workflow_of(broker, "n0").roots
@@ -515,7 +492,7 @@ def test_what_is_very_deep_stands_below_the_last_level(broker: Broker, keep: Kee
     assert (sum(levels), len(levels)) == (deep, min(deep, workflows.MOST_DEPTH + 1))
 
 
-def test_a_large_group_takes_one_place_of_the_list(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_large_group_takes_one_place_of_the_list(broker, keep, run):
     """As a client sends a chord: no member has another root, and each is followed by the body."""
     keep(run("before", followers=(("after", "shop.after"),), ago_s=9))
     keep(*[run(group="g", followers=(("body", "shop.body"),)) for _ in range(700)])
@@ -524,7 +501,7 @@ def test_a_large_group_takes_one_place_of_the_list(broker: Broker, keep: Keep, r
     assert cursor is None
 
 
-def test_a_dead_workers_run_does_not_hide_the_one_after_it(broker: Broker, keep: Keep, run: Make) -> None:
+def test_a_dead_workers_run_does_not_hide_the_one_after_it(broker, keep, run):
     """It is noticed, and so ends, when the task has long run elsewhere."""
     keep(run("t", task="a", root="r", state=LOST, start_ms=run(ago_s=60).start_ms, ago_s=1))
     keep(run("t", task="a", root="r", redeliveries=1, ago_s=30), run("r", task="r"))
@@ -532,7 +509,7 @@ def test_a_dead_workers_run_does_not_hide_the_one_after_it(broker: Broker, keep:
     assert (found.state, found.done, found.failed) == (SUCCESS, 2, 0)
 
 
-def test_an_unknown_workflow(broker: Broker) -> None:
+def test_an_unknown_workflow(broker):
     with pytest.raises(TaskUnknown):
         workflow_of(broker, "nobody")
 
@@ -541,7 +518,7 @@ def test_an_unknown_workflow(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("period_s", [HOUR_S, DAY_S])
-def test_numbers_by_task(broker: Broker, keep: Keep, run: Make, clock: ManualClock, period_s: int) -> None:
+def test_numbers_by_task(broker, keep, run, clock, period_s):
     for ago in (2 * period_s, period_s // 2, period_s // 2 - 1, 1):
         keep(run(task="a", ago_s=ago, runtime_s=0.08, state=FAILURE if ago == 1 else SUCCESS))
     keep(run(task="b", ago_s=1, runtime_s=20.0))
@@ -556,7 +533,7 @@ def test_numbers_by_task(broker: Broker, keep: Keep, run: Make, clock: ManualClo
 
 
 @pytest.mark.parametrize("period_s", [HOUR_S, DAY_S, 7 * DAY_S])
-def test_a_series_of_all_tasks(broker: Broker, keep: Keep, run: Make, clock: ManualClock, period_s: int) -> None:
+def test_a_series_of_all_tasks(broker, keep, run, clock, period_s):
     """Slot by slot; where nothing ended there is none, and the last one is as long as it has lasted."""
     keep(run(task="a", ago_s=period_s // 2, runtime_s=2.0), run(task="b", ago_s=period_s // 2, state=FAILURE))
     keep(run(task="a", ago_s=9 * 86_400))
@@ -569,15 +546,13 @@ def test_a_series_of_all_tasks(broker: Broker, keep: Keep, run: Make, clock: Man
     assert (counted.runs, counted.failed) == (2, 1)
 
 
-def test_no_slot_is_left_out_however_many_tasks_there_are(
-    broker: Broker, keep: Keep, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_slot_is_left_out_however_many_tasks_there_are(broker, keep, run, clock, monkeypatch):
     monkeypatch.setattr(reading, "MOST_COUNTERS", 3)
     keep(*(run(task=f"t{number}", ago_s=1) for number in range(10)))
     assert len(look_at_tasks(broker, clock=clock).tasks) == 10
 
 
-def test_metrics(broker: Broker, any_store: str, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics(broker, any_store, keep, run, monkeypatch):
     monkeypatch.setattr(metrics, "TASKS", 1)
     keep(run(task="a", runtime_s=0.08), run(task="a", state=FAILURE, runtime_s=0.2), run(task="b"), run(task="c"))
     collector = TaskCollector(lambda: Broker.open(any_store))
@@ -594,7 +569,7 @@ def test_metrics(broker: Broker, any_store: str, keep: Keep, run: Make, monkeypa
     assert 'task="b"' not in text
 
 
-def test_a_task_has_its_own_series_while_its_first_run_lasts(any_store: str, store: HistoryStore, run: Make) -> None:
+def test_a_task_has_its_own_series_while_its_first_run_lasts(any_store, store, run):
     store.activity(b"s", {1: run(task="report", state=STARTED, end_ms=0, runtime_s=None)})
     collector = TaskCollector(lambda: Broker.open(any_store))
     registry = CollectorRegistry()
@@ -603,7 +578,7 @@ def test_a_task_has_its_own_series_while_its_first_run_lasts(any_store: str, sto
     collector.close()
 
 
-def test_what_doctor_says(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
+def test_what_doctor_says(broker, store, keep, run):
     keep(run())
     found = check_history(broker)
     assert (found.level, found.found) == ("ok", "1 run of at most 100000; 0 runs dropped so far")
@@ -615,7 +590,7 @@ def test_what_doctor_says(broker: Broker, store: HistoryStore, keep: Keep, run: 
     assert "history=True" in check_history(broker).found
 
 
-def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> None:
+def test_no_metrics_without_a_history(any_store, store):
     store._write(lambda tr: tr.clear(store.keys.settings))
     registry = CollectorRegistry()
     collector = TaskCollector(lambda: Broker.open(any_store))
@@ -624,11 +599,11 @@ def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> No
     collector.close()
 
 
-def test_a_real_canvas_has_ids_of_what_follows(app: Celery) -> None:
+def test_a_real_canvas_has_ids_of_what_follows(app):
     """What ``recorder.py`` reads from a message: the rest of a chain and the body of a chord."""
     from celery_fdb.history.recorder import _followers
 
-    def nothing() -> None:
+    def nothing():
         pass
 
     a = app.task(name="a")(nothing)

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import pytest
 
 from celery_fdb.inspection.formats import age, limit, moment, rate, rate_of, took
 
 
 @pytest.mark.parametrize("ms", [-1, 0, 2**53, 2**63, 10**30, -(10**30), 1e300])
-def test_moments_that_no_calendar_has(ms: float) -> None:
+def test_moments_that_no_calendar_has(ms):
     assert 1970 <= moment(ms).year <= 9999
     assert age(ms)
 
@@ -27,7 +25,7 @@ def test_moments_that_no_calendar_has(ms: float) -> None:
         (349_200, "4 d 1 h"),
     ],
 )
-def test_an_age_has_two_units_at_most(seconds: float | None, told: str) -> None:
+def test_an_age_has_two_units_at_most(seconds, told):
     assert age(seconds) == told
 
 
@@ -43,7 +41,7 @@ def test_an_age_has_two_units_at_most(seconds: float | None, told: str) -> None:
         (1_234, "20 min 34 s"),
     ],
 )
-def test_a_runtime_has_three_digits_below_a_minute(seconds: float | None, told: str) -> None:
+def test_a_runtime_has_three_digits_below_a_minute(seconds, told):
     assert took(seconds) == told
 
 
@@ -59,12 +57,12 @@ def test_a_runtime_has_three_digits_below_a_minute(seconds: float | None, told: 
         (1e-5, "0.036/h"),
     ],
 )
-def test_a_rate_has_a_unit_and_three_digits(per_second: float | None, told: str) -> None:
+def test_a_rate_has_a_unit_and_three_digits(per_second, told):
     assert rate(per_second) == told
 
 
 @pytest.mark.parametrize("written", ["10/s", "2.5/s", "100/m", "10/m", "1000/h", "1/h", "0.0001/s", "12345.67/s"])
-def test_a_limit_is_shown_as_it_was_written(written: str) -> None:
+def test_a_limit_is_shown_as_it_was_written(written):
     per_second = rate_of(written)
     assert per_second is not None
     assert limit(per_second) == written

@@ -1,17 +1,11 @@
 """What a beat tells the store of its schedule, and what is read of it."""
 
-from __future__ import annotations
-
 import logging
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
-from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
@@ -22,7 +16,6 @@ from celery_fdb.inspection.schedules import (
     KEPT_S,
     LEAST_S,
     PAUSE_S,
-    EntryReport,
     ScheduleSync,
     pack,
     report_of,
@@ -37,28 +30,28 @@ from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
-def app(tmp_path: Path, new_app: Any) -> Celery:
+def app(tmp_path, new_app):
     app = new_app(f"fdb+sqlite:///{tmp_path}/broker.db")
     app.conf.task_ignore_result = True
     return app
 
 
 @pytest.fixture
-def broker(app: Celery) -> Iterator[Broker]:
+def broker(app):
     with Broker.open(app.conf.broker_url) as broker:
         yield broker
 
 
-def entry(app: Celery, name: str = "often", runs: int = 0, **fields: Any) -> ScheduleEntry:
+def entry(app, name="often", runs=0, **fields):
     made = {"task": "shop.remind", "schedule": 300.0, "last_run_at": datetime(2031, 5, 5, tzinfo=UTC), **fields}
     return ScheduleEntry(name=name, app=app, total_run_count=runs, **made)
 
 
-def told(broker: Broker) -> dict[str, EntryReport]:
+def told(broker):
     return {each.name: each for each in schedule_of(broker).reports()}
 
 
-def test_a_beat_that_ticks_tells_what_it_has_and_what_it_did(app: Celery, broker: Broker, tmp_path: Path) -> None:
+def test_a_beat_that_ticks_tells_what_it_has_and_what_it_did(app, broker, tmp_path):
     app.conf.beat_schedule = {
         "often": {"task": "shop.remind", "schedule": 0.001, "options": {"queue": "mails"}},
         "nightly": {"task": "shop.report", "schedule": crontab(hour=3, minute=15)},
@@ -80,7 +73,7 @@ def test_a_beat_that_ticks_tells_what_it_has_and_what_it_did(app: Celery, broker
     assert broker.queue("mails").count() > 0
 
 
-def test_changes_are_told_at_most_once_a_second_and_all_once_a_minute(app: Celery, broker: Broker) -> None:
+def test_changes_are_told_at_most_once_a_second_and_all_once_a_minute(app, broker):
     clock = ManualClock()
     sync = ScheduleSync(app, 300.0, clock)
     schedule = {"often": entry(app), "rare": entry(app, "rare")}
@@ -99,7 +92,7 @@ def test_changes_are_told_at_most_once_a_second_and_all_once_a_minute(app: Celer
     sync.close()
 
 
-def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app: Celery, broker: Broker) -> None:
+def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app, broker):
     clock = ManualClock()
     schedule_of(broker).report([report_of("of a config before", entry(app), clock.wall_ms(), 60.0)])
     sync = ScheduleSync(app, 300.0, clock)
@@ -113,7 +106,7 @@ def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app: Ce
     sync.close()
 
 
-def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app: Celery, broker: Broker) -> None:
+def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app, broker):
     clock = ManualClock(wall_ms=Clock().wall_ms())
     schedule_of(broker).report([report_of("of another beat", entry(app), clock.wall_ms(), 60.0)])
     assert broker.queue("mails").take(0) is None  # as a worker does, in a session
@@ -124,13 +117,11 @@ def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app: Celery,
     sync.close()
 
 
-def test_a_store_that_is_away_does_not_stop_beat(
-    app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_is_away_does_not_stop_beat(app, broker, monkeypatch, caplog):
     clock = ManualClock()
     sync = ScheduleSync(app, 300.0, clock)
 
-    def away(*_: Any, **__: Any) -> Any:
+    def away(*_, **__):
         raise StoreUnavailable
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "celery_fdb"):
@@ -144,20 +135,20 @@ def test_a_store_that_is_away_does_not_stop_beat(
     sync.close()
 
 
-def test_another_kind_of_broker_is_told_nothing(app: Celery) -> None:
+def test_another_kind_of_broker_is_told_nothing(app):
     # Of its own: the fixture closes the pool.
     app.conf.broker_url = app.conf.broker_write_url = app.conf.broker_read_url = "memory://told"
     assert ScheduleSync(app, 300.0, ManualClock()).look({"often": entry(app)}) is None
     assert not ScheduleSync(app, 300.0, ManualClock()).skips(entry(app))
 
 
-def test_a_paused_entry_is_not_published_until_it_is_resumed(app: Celery, broker: Broker, tmp_path: Path) -> None:
+def test_a_paused_entry_is_not_published_until_it_is_resumed(app, broker, tmp_path):
     """By no beat. Its ticks pass by, and its last run stays that of its last publication."""
     app.conf.beat_schedule = {"often": {"task": "shop.remind", "schedule": 0.001, "options": {"queue": "mails"}}}
     beats = [Scheduler(app=app, schedule_filename=str(tmp_path / f"beat{number}")) for number in range(2)]
     mails, store = broker.queue("mails"), schedule_of(broker)
 
-    def tick_until(wanted: Any) -> None:
+    def tick_until(wanted):
         while not wanted():
             for beat in beats:
                 beat.tick()
@@ -180,15 +171,13 @@ def test_a_paused_entry_is_not_published_until_it_is_resumed(app: Celery, broker
         beat.close()
 
 
-def test_what_beat_heard_of_a_pause_holds_while_the_store_is_away(
-    app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_beat_heard_of_a_pause_holds_while_the_store_is_away(app, broker, monkeypatch):
     sync = ScheduleSync(app, 300.0, ManualClock())
     schedule_of(broker).pause("paused")
     heard = {name: sync.skips(entry(app, name)) for name in ("paused", "often")}
     assert heard == {"paused": True, "often": False}
 
-    def away(*_: Any, **__: Any) -> Any:
+    def away(*_, **__):
         raise StoreUnavailable
 
     monkeypatch.setattr("celery_fdb.inspection.schedules.schedule_of", away)
@@ -200,11 +189,11 @@ class Broken:
     """As of a custom scheduler."""
 
     @property
-    def total_run_count(self) -> int:
+    def total_run_count(self):
         raise ValueError("no schedule \ud800")
 
 
-def test_entries_of_any_kind_are_told_of(app: Celery, broker: Broker) -> None:
+def test_entries_of_any_kind_are_told_of(app, broker):
     odd = {"none": None, "broken": Broken(), "x" * 9_000: entry(app), "\ud800\x00": entry(app), "": entry(app)}
     naive = entry(app, runs=3, schedule=schedule(timedelta(seconds=9)))
     naive.last_run_at = datetime(2031, 5, 5)  # noqa: DTZ001 - as some schedulers have it
@@ -218,7 +207,7 @@ def test_entries_of_any_kind_are_told_of(app: Celery, broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b"\xff", b'["t", "w", 5, null, null, 1, 1, 1]', b"[" * 9_000])
-def test_malformed_rows_are_left_out(broker: Broker, app: Celery, value: bytes) -> None:
+def test_malformed_rows_are_left_out(broker, app, value):
     with pytest.raises(FormatError):
         unpack("x", value)
     store = schedule_of(broker)
@@ -229,14 +218,14 @@ def test_malformed_rows_are_left_out(broker: Broker, app: Celery, value: bytes) 
     assert unpack("good", pack(good)) == good
 
 
-def test_a_timing_is_in_words_with_its_zone(app: Celery) -> None:
+def test_a_timing_is_in_words_with_its_zone(app):
     app.conf.timezone = "Europe/Berlin"
     assert text_of(schedule(3600.0)) == "every 1 hour"
     assert text_of(schedule(90.0)) == "every 1.50 minutes"
     assert text_of(crontab(hour=3, minute=30, app=app)) == "crontab: 30 3 * * * Europe/Berlin"
 
 
-def test_the_next_run_of_a_crontab_is_on_its_minute(app: Celery) -> None:
+def test_the_next_run_of_a_crontab_is_on_its_minute(app):
     """Whatever part of a second has passed while it was computed."""
     timing = crontab(hour=3, minute=30, app=app, nowfun=lambda: datetime(2031, 5, 5, 1, 0, 0, 400_000, tzinfo=UTC))
     made = entry(app, schedule=timing, last_run_at=datetime(2031, 5, 4, 3, 30, tzinfo=UTC))
@@ -246,17 +235,15 @@ def test_the_next_run_of_a_crontab_is_on_its_minute(app: Celery) -> None:
     assert following_ms % 60_000 == 0
 
 
-def test_a_signal_handler_closes_it_while_its_own_thread_opens_the_broker(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_handler_closes_it_while_its_own_thread_opens_the_broker(app, monkeypatch):
     """As SIGTERM does to a beat whose cluster does not answer: seed 4001 of the box waited for itself."""
     sync, ended = ScheduleSync(app, 300.0), threading.Event()
 
-    def interrupted(*_: Any, **__: Any) -> Broker:
+    def interrupted(*_, **__):
         sync.close()
         raise SystemExit
 
-    def tick() -> None:
+    def tick():
         with pytest.raises(SystemExit):
             sync.skips(entry(app))
         ended.set()
@@ -266,11 +253,11 @@ def test_a_signal_handler_closes_it_while_its_own_thread_opens_the_broker(
     assert ended.wait(60)
 
 
-def test_threads_that_open_it_at_the_same_time_share_one(broker: Broker) -> None:
+def test_threads_that_open_it_at_the_same_time_share_one(broker):
     """None waits for another's attempt; what is opened too much is closed."""
     opened, together = list[Broker](), threading.Barrier(2)
 
-    def open_() -> Broker:
+    def open_():
         together.wait(60)
         opened.append(each := Broker.open(str(broker.location)))
         together.wait(60)
@@ -286,11 +273,11 @@ def test_threads_that_open_it_at_the_same_time_share_one(broker: Broker) -> None
     assert first.connection.closed
 
 
-def test_what_is_opened_while_it_is_closed_is_not_kept(broker: Broker) -> None:
+def test_what_is_opened_while_it_is_closed_is_not_kept(broker):
     """As in Django, whose settings change while a page opens the broker that they named before."""
     made = list[Broker]()
 
-    def open_() -> Broker:
+    def open_():
         made.append(Broker.open(str(broker.location)))
         if len(made) == 1:
             lazy_broker.close()

@@ -1,9 +1,5 @@
 """Entries of schedules that no beat tells of any more."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from kit.faults import FaultyDatabase
 
@@ -13,22 +9,20 @@ from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock(wall_ms=1_800_000_000_000)
 
 
 @pytest.fixture
-def store(clock: ManualClock) -> ScheduleStore:
+def store(clock):
     return ScheduleStore(FaultyDatabase(clock=clock), "n", clock=clock, timeout_s=30.0)
 
 
-def told(name: str, clock: ManualClock) -> EntryReport:
+def told(name, clock):
     return EntryReport(name, "shop.pay", "every second", "q", None, None, 0, clock.wall_ms(), 65.0)
 
 
-def test_old_entries_behind_many_new_ones_are_forgotten(
-    store: ScheduleStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_entries_behind_many_new_ones_are_forgotten(store, clock, monkeypatch):
     monkeypatch.setattr(schedule_store, "MOST_ENTRIES", 2)
     store.report([told("z1", clock), told("z2", clock)])
     clock.advance(KEPT_S + 1)
@@ -40,7 +34,7 @@ def test_old_entries_behind_many_new_ones_are_forgotten(
     assert store.forget_old(clock.wall_ms()) == []
 
 
-def test_an_entry_that_one_beat_drops_stays_paused_for_another(store: ScheduleStore, clock: ManualClock) -> None:
+def test_an_entry_that_one_beat_drops_stays_paused_for_another(store, clock):
     store.report([told("a", clock), told("b", clock)])
     store.pause("a")
     store.report([], gone=["a", "b"])
@@ -52,14 +46,12 @@ def test_an_entry_that_one_beat_drops_stays_paused_for_another(store: ScheduleSt
     assert store.paused() == set()
 
 
-def test_an_entry_that_is_told_of_meanwhile_stays(
-    store: ScheduleStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_is_told_of_meanwhile_stays(store, clock, monkeypatch):
     store.report([told("a", clock), told("b", clock)])
     clock.advance(KEPT_S + 1)
     page = store._page
 
-    def read_just_before_another_beat(*given: Any) -> Any:
+    def read_just_before_another_beat(*given):
         found = page(*given)
         store.report([told("a", clock)])
         return found

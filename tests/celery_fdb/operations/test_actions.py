@@ -1,17 +1,12 @@
 """Each action on both stores: what it does to the messages, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from celery import Celery
 from kit.left import bury
 from kombu import Consumer
 
@@ -22,17 +17,15 @@ from celery_fdb.operations import action as action_module
 from celery_fdb.operations import queues
 from celery_fdb.operations.action import Asked, AskedAnew, Request, log_audit
 from celery_fdb.operations.catalogue import ACTIONS
-from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
+from kombu_fdb import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import QueueControl
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.routing.tables import Exchange
 
-Do = Callable[..., Any]
 
-
-def receive(app: Celery, queue: str) -> Any:
+def receive(app, queue):
     """A message as a worker gets it."""
-    received: list[Any] = []
+    received = []
     with app.connection_for_read() as connection, connection.channel() as channel:
         consumer = Consumer(channel, [app.amqp.queues.new_missing(queue)], accept=["json"])
         consumer.register_callback(lambda _body, message: received.append(message) or message.ack())
@@ -42,21 +35,20 @@ def receive(app: Celery, queue: str) -> Any:
     return received[0]
 
 
-def headers(broker: Broker, spot: Any, queue: str = "q") -> dict[str, Any]:
+def headers(broker, spot, queue="q"):
     listed = broker.queue(queue).at(spot)
     assert listed is not None
     row = MessageView.of(listed, 0)
-    assert row.envelope is not None
     return row.envelope.headers
 
 
 class Late(Clock):
     """Half of an action's time passes each time this clock is read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         self.now += Request("").seconds / 2
         return self.now
 
@@ -64,7 +56,7 @@ class Late(Clock):
 # -- due at another moment ---------------------------------------------------------------------------------------------
 
 
-def test_run_now_is_now_for_the_worker_too(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+def test_run_now_is_now_for_the_worker_too(app, broker, do, spots):
     sent = app.send_task("shop.charge", (1,), queue="q", countdown=3600, headers={"fair_key": "acme"})
     app.send_task("shop.charge", queue="q", countdown=3600)
     outcome = do("run_now", spots=spots("delayed")[:1], names={})
@@ -77,7 +69,7 @@ def test_run_now_is_now_for_the_worker_too(app: Celery, broker: Broker, do: Do, 
 
 
 @pytest.mark.parametrize("due", ["2h", "2031-05-06T07:08", "2031-05-06T07:08:00+02:00"])
-def test_reschedule(app: Celery, broker: Broker, do: Do, spots: Do, due: str) -> None:
+def test_reschedule(app, broker, do, spots, due):
     app.send_task("shop.charge", queue="q", countdown=3600)
     broker.queue("q").put(b"no task", delay=3600)
     before = datetime.now(UTC)
@@ -93,7 +85,7 @@ def test_reschedule(app: Celery, broker: Broker, do: Do, spots: Do, due: str) ->
     assert abs((datetime.fromisoformat(headers(broker, of_task)["eta"]) - at).total_seconds()) < 60
 
 
-def test_what_has_moved_is_missed(broker: Broker, do: Do, spots: Do) -> None:
+def test_what_has_moved_is_missed(broker, do, spots):
     broker.queue("q").put_many([b"a", b"b"], delay=3600)
     chosen = spots("delayed")
     broker.queue("q").delete(chosen[0])
@@ -108,7 +100,7 @@ def test_what_has_moved_is_missed(broker: Broker, do: Do, spots: Do) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 200_000])
-def test_edit_and_replay(app: Celery, broker: Broker, do: Do, spots: Do, size: int) -> None:
+def test_edit_and_replay(app, broker, do, spots, size):
     sent = app.send_task("shop.charge", ("x" * size,), {"at": datetime(2026, 1, 2, tzinfo=UTC)}, queue="q", link=None)
     bury(broker, "q")
     (spot,) = spots(queue="q.dead")
@@ -131,7 +123,7 @@ def test_edit_and_replay(app: Celery, broker: Broker, do: Do, spots: Do, size: i
     assert "callbacks" in embedded
 
 
-def test_what_a_publisher_hides_stays_hidden(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+def test_what_a_publisher_hides_stays_hidden(app, broker, do, spots):
     app.send_task("shop.charge", (1,), {"card": "4111"}, queue="q", argsrepr="(card of ann)", kwargsrepr="{...}")
     bury(broker, "q")
     do("edit", "q.dead", spots=spots(queue="q.dead"), fields={"args": "[2]", "kwargs": '{"card": "4222"}'})
@@ -147,9 +139,7 @@ def test_what_a_publisher_hides_stays_hidden(app: Celery, broker: Broker, do: Do
         ({"serializer": "yaml"}, "yaml"),
     ],
 )
-def test_what_can_not_be_read_is_refused_with_the_next_step(
-    app: Celery, broker: Broker, do: Do, spots: Do, options: dict[str, Any], reason: str
-) -> None:
+def test_what_can_not_be_read_is_refused_with_the_next_step(app, broker, do, spots, options, reason):
     pytest.importorskip("yaml")
     app.send_task("shop.charge", (1,), queue="q", **options)
     bury(broker, "q")
@@ -165,7 +155,7 @@ def test_what_can_not_be_read_is_refused_with_the_next_step(
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"{}"])
-def test_strangers_are_not_edited(broker: Broker, do: Do, spots: Do, payload: bytes) -> None:
+def test_strangers_are_not_edited(broker, do, spots, payload):
     broker.queue("q").put(payload)
     bury(broker, "q")
     with pytest.raises(QueueError, match="not published through Kombu"):
@@ -176,9 +166,7 @@ def test_strangers_are_not_edited(broker: Broker, do: Do, spots: Do, payload: by
     "fields",
     [{"args": "{}"}, {"args": "[1"}, {"args": ""}, {"kwargs": "[]"}, {"kwargs": "nothing"}, {"args": "[" * 9_000}],
 )
-def test_arguments_that_are_none_change_nothing(
-    app: Celery, broker: Broker, do: Do, spots: Do, fields: dict[str, str]
-) -> None:
+def test_arguments_that_are_none_change_nothing(app, broker, do, spots, fields):
     app.send_task("shop.charge", (1,), queue="q")
     bury(broker, "q")
     with pytest.raises(InvalidArgument, match="JSON"):
@@ -189,7 +177,7 @@ def test_arguments_that_are_none_change_nothing(
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-def causes(app: Celery, broker: Broker) -> None:
+def causes(app, broker):
     """Dead letters of two tasks and two errors."""
     for task, error, number in (("shop.pay", "shop.Declined", 3), ("shop.pay", "KeyError", 2), ("shop.mail", None, 4)):
         for _ in range(number):
@@ -197,7 +185,7 @@ def causes(app: Celery, broker: Broker) -> None:
         bury(broker, "q", **({} if error is None else {"error_class": error}))
 
 
-def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
+def test_a_group_is_replayed_and_nothing_else(app, broker, do):
     causes(app, broker)
     wanted = group(broker, ["q.dead"])[0][1].filter
     assert wanted == Filter(cause=Cause("shop.pay", "shop.Declined", "rejected"))
@@ -217,7 +205,7 @@ HOSTILE = ("shop.pay ", "shop.pay\u00a0", "shop.*", "*", "-", "pay", 'a", "b', "
 
 
 @pytest.mark.parametrize("action", ["discard_all", "replay_all", "discard_everywhere"])
-def test_a_cause_is_no_pattern_whatever_its_task_is_called(app: Celery, broker: Broker, do: Do, action: str) -> None:
+def test_a_cause_is_no_pattern_whatever_its_task_is_called(app, broker, do, action):
     """The publisher of a message chooses the name of its task, and could so destroy the letters of others."""
     left = {"shop.pay": 5, "shop.refund": 3, **dict.fromkeys(HOSTILE, 1)}
     for task, number in left.items():
@@ -233,7 +221,7 @@ def test_a_cause_is_no_pattern_whatever_its_task_is_called(app: Celery, broker: 
 
 
 @pytest.mark.parametrize("name", ["replay_all", "discard_all", "replay_everywhere", "discard_everywhere"])
-def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Broker, name: str) -> None:
+def test_exactly_the_letters_that_the_question_was_about(app, broker, name):
     """What has died meanwhile of the same cause is left; if some are gone, nothing is done and what changed is told."""
     causes(app, broker)
     action, letters = ACTIONS[name], broker.dead_letters("q.dead")
@@ -252,7 +240,7 @@ def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Br
     assert letters.count(error="shop.Declined").total() == 4, "those of the last deaths, and the one that was back"
 
 
-def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker: Broker) -> None:
+def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker):
     broker.queue("q").put_many([b"x"] * 3)
     action = ACTIONS["cancel_all"]
     asked = action.ask(broker, Request("q"))
@@ -263,19 +251,19 @@ def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker: Broker
 
 
 @pytest.mark.parametrize("cause", ["[", "{}", "[1, 2, 3]", '["a", "b"]', '["a", "b", "c", "d"]', "null", "3", '"abc"'])
-def test_a_cause_that_a_page_did_not_send_is_refused(cause: str) -> None:
+def test_a_cause_that_a_page_did_not_send_is_refused(cause):
     with pytest.raises(InvalidArgument, match="cause"):
         Filter.of({"cause": cause})
 
 
-def review(broker: Broker) -> None:
+def review(broker):
     """A queue with messages of its own, to which another one's dead letters go."""
     broker.declare("review")
     broker.declare("r", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "review"})
     broker.queue("review").put_many([b"mine"] * 2)
 
 
-def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Broker, do: Do) -> None:
+def test_one_cause_is_counted_and_replayed_in_all_queues(app, broker, do):
     for queue in ("q", "r", "s"):
         for task in ("shop.pay", "shop.pay", "shop.mail"):
             app.send_task(task, queue=queue)
@@ -303,7 +291,7 @@ def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Br
     assert [each.payload for each in broker.queue("review").each()] == [b"mine"] * 2
 
 
-def test_what_has_come_back_to_be_tried_again_is_no_dead_letter(broker: Broker, do: Do) -> None:
+def test_what_has_come_back_to_be_tried_again_is_no_dead_letter(broker, do):
     """Its queue's dead letters wait in another one, whose own lead back."""
     for queue, leads_to in (("work", "retry"), ("retry", "work")):
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": leads_to}
@@ -321,7 +309,7 @@ def test_what_has_come_back_to_be_tried_again_is_no_dead_letter(broker: Broker, 
 
 
 @pytest.mark.parametrize("routing_key", ["", "graves"])
-def test_the_queue_behind_a_dead_letter_exchange_is_found_by_any_routing_key(broker: Broker, routing_key: str) -> None:
+def test_the_queue_behind_a_dead_letter_exchange_is_found_by_any_routing_key(broker, routing_key):
     broker.topology.declare_exchange(Exchange("dlx"))
     broker.declare("graves")
     broker.topology.bind("graves", "dlx", routing_key)
@@ -332,7 +320,7 @@ def test_the_queue_behind_a_dead_letter_exchange_is_found_by_any_routing_key(bro
     assert dead_queues(broker, look(broker)) == {"graves": {"q"}}
 
 
-def test_where_the_queue_is_gone_letters_stay_and_all_others_go(broker: Broker, do: Do) -> None:
+def test_where_the_queue_is_gone_letters_stay_and_all_others_go(broker, do):
     for queue in ("a", "b", "c"):
         broker.queue(queue).put_many([b"x"] * 250)
         bury(broker, queue)
@@ -349,7 +337,7 @@ def test_where_the_queue_is_gone_letters_stay_and_all_others_go(broker: Broker, 
     assert [broker.queue(each).count() for each in ("a", "b.dead", "c")] == [250, 250, 250]
 
 
-def test_all_queues_are_counted_at_a_bounded_cost(broker: Broker) -> None:
+def test_all_queues_are_counted_at_a_bounded_cost(broker):
     for number in range(6):
         broker.queue(f"q{number}").put_many([b"x"] * 30)
         bury(broker, f"q{number}")
@@ -363,9 +351,7 @@ def test_all_queues_are_counted_at_a_bounded_cost(broker: Broker) -> None:
 @pytest.mark.parametrize(
     "name", ["purge", "cancel_all", "replay_all", "discard_all", "replay_everywhere", "discard_everywhere"]
 )
-def test_what_comes_while_a_person_is_asked_stays(
-    broker: Broker, spots: Do, name: str, most_named: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_while_a_person_is_asked_stays(broker, spots, name, most_named, monkeypatch):
     """Also where there are too many to be named one by one."""
     monkeypatch.setattr("celery_fdb.operations.action.MOST_NAMED", most_named)
     is_dead = name not in {"purge", "cancel_all"}
@@ -385,7 +371,7 @@ def test_what_comes_while_a_person_is_asked_stays(
 
 
 @pytest.mark.parametrize("delay", [0, 3600])
-def test_a_queue_is_not_deleted_with_others_than_were_asked(broker: Broker, delay: float) -> None:
+def test_a_queue_is_not_deleted_with_others_than_were_asked(broker, delay):
     """Though they are no more than that."""
     action, jobs = ACTIONS["delete_queue"], broker.declare("q")
     jobs.put_many([b"shown"] * 2)
@@ -399,7 +385,7 @@ def test_a_queue_is_not_deleted_with_others_than_were_asked(broker: Broker, dela
 
 
 @pytest.mark.parametrize("key", [None, "acme"])
-def test_no_more_is_moved_than_was_asked(broker: Broker, key: str | None) -> None:
+def test_no_more_is_moved_than_was_asked(broker, key):
     action = ACTIONS["move"]
     broker.declare("other")
     broker.queue("q").put_many([b"shown"] * 3, key="acme")
@@ -418,7 +404,7 @@ def test_no_more_is_moved_than_was_asked(broker: Broker, key: str | None) -> Non
 
 
 @pytest.mark.parametrize("name", [each for each, action in ACTIONS.items() if action.by_filter or action.on_whole])
-def test_an_action_on_many_without_its_question_is_not_done(broker: Broker, name: str) -> None:
+def test_an_action_on_many_without_its_question_is_not_done(broker, name):
     action = ACTIONS[name]
     broker.declare("other")
     broker.queue("q").put(b"x")
@@ -434,9 +420,7 @@ def test_an_action_on_many_without_its_question_is_not_done(broker: Broker, name
 
 
 @pytest.mark.parametrize("name", ["replay_all", "discard_all", "purge", "move", "cancel_all"])
-def test_many_are_done_in_parts_that_tell_how_far_they_are(
-    broker: Broker, do: Do, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_are_done_in_parts_that_tell_how_far_they_are(broker, do, name, monkeypatch):
     monkeypatch.setattr(action_module, "MOST_PARTS", 1)
     number, queue = 1_050, "q.dead" if name.endswith("d_all") or name == "replay_all" else "q"
     broker.queue("q").put_many([b"x"] * number)
@@ -463,7 +447,7 @@ def test_many_are_done_in_parts_that_tell_how_far_they_are(
 @pytest.mark.parametrize(
     ("name", "number"), [("replay_all", 400), ("discard_all", 400), ("purge", 1_000), ("move", 400), ("cancel_all", 2)]
 )
-def test_when_the_time_is_over_an_action_tells_how_far_it_is(broker: Broker, do: Do, name: str, number: int) -> None:
+def test_when_the_time_is_over_an_action_tells_how_far_it_is(broker, do, name, number):
     """However long the store takes for each part, the person who asked is still there to read the answer."""
     queue = "q.dead" if name in {"replay_all", "discard_all"} else "q"
     broker.queue("q").put_many([b"x"] * 1_100)
@@ -481,9 +465,7 @@ def test_when_the_time_is_over_an_action_tells_how_far_it_is(broker: Broker, do:
 
 
 @pytest.mark.parametrize("name", ["replay", "discard", "cancel", "run_now", "reschedule"])
-def test_what_was_selected_and_not_reached_in_time_is_left_and_told(
-    broker: Broker, do: Do, spots: Do, name: str
-) -> None:
+def test_what_was_selected_and_not_reached_in_time_is_left_and_told(broker, do, spots, name):
     is_dead = name in {"replay", "discard"}
     broker.queue("q").put_many([b"x"] * 5, delay=0 if is_dead else 3600)
     if is_dead:
@@ -498,9 +480,7 @@ def test_what_was_selected_and_not_reached_in_time_is_left_and_told(
     assert (again.missed, " 3 " in again.text) == (0, True)
 
 
-def test_a_part_that_fails_tells_what_was_done_and_loses_nothing(
-    app: Celery, broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_fails_tells_what_was_done_and_loses_nothing(app, broker, do, monkeypatch):
     for queue in ("a", "b"):
         broker.declare(queue, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves.dead"})
         broker.queue(queue).put_many([b"x"] * 300)
@@ -514,7 +494,7 @@ def test_a_part_that_fails_tells_what_was_done_and_loses_nothing(
 
 
 @pytest.mark.parametrize("name", ["replay_all", "replay_everywhere", "purge", "move"])
-def test_an_invented_mark_does_no_harm(broker: Broker, do: Do, name: str) -> None:
+def test_an_invented_mark_does_no_harm(broker, do, name):
     broker.queue("other").put(b"mine")
     for mark in ("x", "1", "1.zz", ".", "-.00", "9" * 5_000, "5.00ff", "0." + "ff" * 30):
         broker.queue("q").put(b"x")
@@ -525,9 +505,7 @@ def test_an_invented_mark_does_no_harm(broker: Broker, do: Do, name: str) -> Non
 
 @pytest.mark.parametrize("number", ["-100", "1000000", "7"])
 @pytest.mark.parametrize("name", ["replay_all", "discard_everywhere", "purge", "move", "cancel_all"])
-def test_the_audit_counts_what_this_request_has_done(
-    broker: Broker, do: Do, name: str, number: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_audit_counts_what_this_request_has_done(broker, do, name, number, caplog):
     """The running number comes from the form, and a person who may act could send any number."""
     queue = "q" if name in {"purge", "move", "cancel_all"} else "q.dead"
     broker.queue("q").put_many([b"x"] * 5)
@@ -544,7 +522,7 @@ def test_the_audit_counts_what_this_request_has_done(
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed"])
-def test_cancel_all_that_match_and_tell_their_results(app: Celery, broker: Broker, do: Do, state: str) -> None:
+def test_cancel_all_that_match_and_tell_their_results(app, broker, do, state):
     countdown = {"countdown": 3600} if state == "delayed" else {}
     gone = [app.send_task("shop.pay", queue="q", **countdown) for _ in range(3)]
     kept = app.send_task("shop.mail", queue="q", **countdown)
@@ -554,7 +532,7 @@ def test_cancel_all_that_match_and_tell_their_results(app: Celery, broker: Broke
     assert (kept.state, getattr(broker.queue("q").stats(), state)) == ("PENDING", 1)
 
 
-def test_an_action_on_all_refuses_a_key(broker: Broker, do: Do) -> None:
+def test_an_action_on_all_refuses_a_key(broker, do):
     """Its question would be about the key, and it would act on the whole queue."""
     for key in ("acme", "other"):
         broker.queue("q").put("a", key=key)
@@ -572,7 +550,7 @@ def test_an_action_on_all_refuses_a_key(broker: Broker, do: Do) -> None:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_trimmed_away_by_a_move(broker: Broker, do: Do) -> None:
+def test_nothing_is_trimmed_away_by_a_move(broker, do):
     broker.declare("small", arguments={"x-max-length": 1})
     broker.queue("q").put_many([b"x", b"y"])
     with pytest.raises(QueueError, match="no room"):
@@ -585,16 +563,14 @@ def test_nothing_is_trimmed_away_by_a_move(broker: Broker, do: Do) -> None:
 
 @pytest.mark.parametrize("delay", [0, 3600])
 @pytest.mark.parametrize("asked", [0, 2])
-def test_what_comes_while_a_queue_is_deleted_stays_with_it(
-    broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch, asked: int, delay: float
-) -> None:
+def test_what_comes_while_a_queue_is_deleted_stays_with_it(broker, do, monkeypatch, asked, delay):
     broker.declare("q")
     if asked:
         broker.queue("q").put_many([b"x"] * asked)
         broker.queue("elsewhere").put(b"z", delay=3600)
     looked = Asked.includes_all_of
 
-    def look_and_be_late(asked: Asked, queue: Any) -> bool:
+    def look_and_be_late(asked, queue):
         found = looked(asked, queue)
         queue.put(b"late", delay=delay)
         return found
@@ -608,7 +584,7 @@ def test_what_comes_while_a_queue_is_deleted_stays_with_it(
     assert do("delete_queue").text.startswith("Deleted q with "), "what comes elsewhere is no matter"
 
 
-def test_delete_a_queue(broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_a_queue(broker, do, monkeypatch):
     broker.queue("q").put_many([b"x", b"y"])
     monkeypatch.setattr(queues, "MOST_DELETED", 1)
     with pytest.raises(QueueError, match="Purge it first"):
@@ -622,7 +598,7 @@ def test_delete_a_queue(broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch)
     assert "q" not in broker.queues()
 
 
-def test_publish_a_task(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+def test_publish_a_task(app, broker, do, spots):
     broker.declare("q")
     fields = {"task": "shop.charge", "args": "[1, 2]", "kwargs": '{"a": "ü"}', "fair_key": "acme", "priority": "7"}
     outcome = do("publish", fields=fields)
@@ -641,9 +617,7 @@ def test_publish_a_task(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
     [(["shop.charge [rate_limit=1/s]"], False), (["shop.charge2"], True), (None, False)],
     ids=["known", "unknown", "no worker answers"],
 )
-def test_a_task_that_no_worker_knows_is_said(
-    app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch, known: list[str] | None, said: bool
-) -> None:
+def test_a_task_that_no_worker_knows_is_said(app, broker, monkeypatch, known, said):
     answers = None if known is None else {"w@test": ["shop.refund"], "v@test": known}
     monkeypatch.setattr(app.control, "inspect", lambda timeout: SimpleNamespace(registered=lambda: answers))
     broker.declare("q")
@@ -666,7 +640,7 @@ def test_a_task_that_no_worker_knows_is_said(
 
 
 @pytest.mark.parametrize("name", ["pause", "resume", "limit", "unlimit"])
-def test_what_is_set_on_a_queue_that_another_person_has_deleted_is_refused(broker: Broker, do: Do, name: str) -> None:
+def test_what_is_set_on_a_queue_that_another_person_has_deleted_is_refused(broker, do, name):
     """Else the next queue of that name would be paused from its beginning."""
     broker.declare("q").drop()
     for key in (None, "acme"):
@@ -675,7 +649,7 @@ def test_what_is_set_on_a_queue_that_another_person_has_deleted_is_refused(broke
     assert broker.declare("q").control() == QueueControl()
 
 
-def test_messages_without_a_key_are_counted_and_moved(broker: Broker, do: Do) -> None:
+def test_messages_without_a_key_are_counted_and_moved(broker, do):
     broker.queue("q").put_many([b"none"] * 3)
     broker.queue("q").put_many([b"acme"] * 2, key="acme")
     broker.declare("other")
@@ -687,7 +661,7 @@ def test_messages_without_a_key_are_counted_and_moved(broker: Broker, do: Do) ->
 
 
 @pytest.mark.parametrize("key", [None, "", "acme"])
-def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) -> None:
+def test_limits_as_the_form_has_them(broker, do, key):
     queue = broker.declare("q")
     queue.pause("acme")
     given = {"weight": "3", "max_in_flight": "2", "rate": "90/m", "burst": "", "capacity": "5", "priority": ""}
@@ -710,7 +684,7 @@ def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) ->
     assert queue.limits(key).max_in_flight is None
 
 
-def test_an_unedited_form_of_limits_changes_none(broker: Broker, do: Do) -> None:
+def test_an_unedited_form_of_limits_changes_none(broker, do):
     queue = broker.declare("q")
     for rate, shown in ((1_234_567.5, "1234567.5/s"), (10 / 60, "10/m"), (1 / 3, "20/m"), (0.123456789012345, None)):
         queue.limit("acme", rate=rate)
@@ -720,7 +694,7 @@ def test_an_unedited_form_of_limits_changes_none(broker: Broker, do: Do) -> None
         assert queue.limits("acme").rate == rate
 
 
-def test_unedited_arguments_stay_as_they_are(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
+def test_unedited_arguments_stay_as_they_are(app, broker, do, spots):
     args = ["\ud800x", "a\r\n\0", "ü", 10**30]
     app.send_task("shop.charge", args, queue="q")
     bury(broker, "q")
@@ -754,9 +728,7 @@ LIMITS = (
         ("move", {"target": "q"}, QueueError),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(
-    broker: Broker, do: Do, spots: Do, name: str, fields: dict[str, str], error: type[Exception]
-) -> None:
+def test_what_makes_no_sense_is_refused_and_changes_nothing(broker, do, spots, name, fields, error):
     key = "k" if name == "limit" else None
     for delay in (0, 3600):
         broker.declare("q").put(b"x", delay=delay)

@@ -1,9 +1,6 @@
 """An action leaves an entry of the audit, begun before it and completed after it, however it ends."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,21 +16,21 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
+def broker(tmp_path):
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         yield broker
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def told(caplog):
     return [each.getMessage() for each in caplog.records if each.name == "celery_fdb.audit"]
 
 
-def test_an_action_is_in_the_log_before_and_after(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_action_is_in_the_log_before_and_after(broker, caplog):
     caplog.set_level(logging.INFO, "celery_fdb.audit")
-    seen: list[list[str]] = []
+    seen = []
     broker.declare("q")
 
-    def run(broker: Broker, request: Request) -> Outcome:
+    def run(broker, request):
         seen.append(told(caplog))
         return ACTIONS["pause"].run(broker, request)
 
@@ -52,12 +49,10 @@ def test_an_action_is_in_the_log_before_and_after(broker: Broker, caplog: pytest
         (KeyboardInterrupt(), "failed, KeyboardInterrupt: "),
     ],
 )
-def test_an_entry_ends_however_the_action_does(
-    broker: Broker, caplog: pytest.LogCaptureFixture, error: BaseException, ending: str
-) -> None:
+def test_an_entry_ends_however_the_action_does(broker, caplog, error, ending):
     caplog.set_level(logging.INFO, "celery_fdb.audit")
 
-    def run(broker: Broker, request: Request) -> Outcome:
+    def run(broker, request):
         raise error
 
     with suppress(type(error)):
@@ -65,8 +60,8 @@ def test_an_entry_ends_however_the_action_does(
     assert told(caplog)[-1] == f"ann on q: Pause (key 'k' of q): {ending}"
 
 
-def test_what_has_no_entry_is_not_done(broker: Broker) -> None:
-    def full(queue: str, text: str) -> Callable[[str], None]:
+def test_what_has_no_entry_is_not_done(broker):
+    def full(queue, text):
         raise OSError("disk full")
 
     broker.declare("q")
@@ -75,7 +70,7 @@ def test_what_has_no_entry_is_not_done(broker: Broker) -> None:
     assert not broker.queue("q").control().paused
 
 
-def test_no_name_forges_a_line_of_the_log(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_name_forges_a_line_of_the_log(broker, caplog):
     caplog.set_level(logging.INFO, "celery_fdb.audit")
     queue = broker.declare("q\nroot on q: \x1b[2J\u202e")
     ACTIONS["pause"].perform(broker, Request(queue.name), log_audit("ann\n"))
@@ -93,9 +88,7 @@ def test_no_name_forges_a_line_of_the_log(broker: Broker, caplog: pytest.LogCapt
         ("import logging; logging.getLogger('celery_fdb.audit').setLevel('WARNING')", False),
     ],
 )
-def test_what_is_done_is_told_on_stderr_unless_the_program_says_otherwise(
-    logging_of_the_program: str, is_told: bool
-) -> None:
+def test_what_is_done_is_told_on_stderr_unless_the_program_says_otherwise(logging_of_the_program, is_told):
     for library in {"django", "uvicorn"} & set(logging_of_the_program.replace(";", " ").split()):
         pytest.importorskip(library)
     code = f"""

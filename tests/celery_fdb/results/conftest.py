@@ -1,51 +1,45 @@
 """The result store over the memory store, SQLite and a real FoundationDB; the backend over the latter two."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from celery import Celery, _state
 from celery.app.task import Context
 from kombu.serialization import prepare_accept_content
 
-from celery_fdb.results import FdbBackend
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.process.connect import open_store
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
-def database(any_store: str) -> Iterator[Database]:
+def database(any_store):
     database = open_store(locate(parse_url(any_store), parse_options()), parse_options(), timeout_s=10.0).database
     yield database
     database.close()
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock()
 
 
 @pytest.fixture
-def store(database: Database, clock: ManualClock) -> ResultStore:
+def store(database, clock):
     return ResultStore(database, os.urandom(6).hex(), clock=clock, timeout_s=30.0)
 
 
-def scan(store: ResultStore) -> list[bytes]:
+def scan(store):
     """Every key of the results."""
     return [key for key, _ in store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))]
 
 
 @pytest.fixture(name="scan")
-def _scan() -> Callable[[ResultStore], list[bytes]]:
+def _scan():
     return scan
 
 
@@ -66,12 +60,12 @@ def report(task_id):
 
 
 @pytest.fixture
-def make_app(url: str) -> Iterator[Callable[..., Celery]]:
+def make_app(url):
     """Applications with three tasks; closed after the test."""
-    made: list[Celery] = []
+    made = []
     before = _state.get_current_app()
 
-    def make_app(backend: str | None = None, **conf: Any) -> Celery:
+    def make_app(backend=None, **conf):
         app = Celery("results", broker=url, backend=backend or url)
         app.conf.update(broker_connection_timeout=5.0, **conf)
         for task in (add, total, errback, report):
@@ -89,17 +83,17 @@ def make_app(url: str) -> Iterator[Callable[..., Celery]]:
 
 
 @pytest.fixture
-def app(make_app: Callable[..., Celery]) -> Celery:
+def app(make_app):
     return make_app()
 
 
 @pytest.fixture
-def backend(app: Celery) -> FdbBackend:
+def backend(app):
     return app.backend
 
 
 @pytest.fixture(name="clock_of_backend")
-def _clock(backend: FdbBackend) -> ManualClock:
+def _clock(backend):
     """At the real time until it is moved."""
     clock = ManualClock(wall_ms=time.time_ns() // 1_000_000)
     backend._clock = clock
@@ -109,7 +103,7 @@ def _clock(backend: FdbBackend) -> ManualClock:
 class Received:
     """A task message, and the request a worker would make of it."""
 
-    def __init__(self, message: Any, app: Celery) -> None:
+    def __init__(self, message, app):
         message.accept = prepare_accept_content(app.conf.accept_content)
         args, kwargs, embed = message.decode()
         self.args, self.kwargs = args, kwargs
@@ -119,15 +113,15 @@ class Received:
         self.request = Context(self.fields)
 
     @property
-    def id(self) -> str:
+    def id(self):
         return self.request.id
 
 
 @pytest.fixture
-def receive() -> Callable[[Celery], list[Received]]:
+def receive():
     """Take all task messages that are ready, in their order."""
 
-    def receive(app: Celery) -> list[Received]:
+    def receive(app):
         found = []
         with app.connection_for_read() as connection:
             while (message := connection.default_channel.basic_get("celery")) is not None:

@@ -1,13 +1,10 @@
 """Celery's interface, without a worker: what one would do is done by hand, so that it can go wrong on purpose."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -24,12 +21,9 @@ from kombu.exceptions import ContentDisallowed, EncodeError, OperationalError
 from celery_fdb.results import FdbBackend, ResultTooLarge
 from kombu_fdb.errors import CommitUnknown, OptionError, StoreFull, StoreUnavailable
 from kombu_fdb.store.retry import ENDING_S
-from kombu_fdb.testing.clock import ManualClock
-
-MakeApp = Callable[..., Celery]
 
 
-def later(work: Callable[[], object]) -> threading.Thread:
+def later(work):
     thread = threading.Thread(target=work)
     thread.start()
     return thread
@@ -47,7 +41,7 @@ def later(work: Callable[[], object]) -> threading.Thread:
         ("fdb://shop:s3cret@10.0.0.1:4500/shop", "fdb://shop:**@10.0.0.1:4500/shop"),
     ],
 )
-def test_the_url_is_found_and_shown_without_its_secret(url: str, shown: str) -> None:
+def test_the_url_is_found_and_shown_without_its_secret(url, shown):
     app = Celery("a", backend=url, set_as_current=False)
     assert type(app.backend) is FdbBackend
     assert app.backend.as_uri() == shown
@@ -56,14 +50,14 @@ def test_the_url_is_found_and_shown_without_its_secret(url: str, shown: str) -> 
 
 
 @pytest.mark.parametrize("name", ["namespaze", "max_mesage_size"])
-def test_an_unknown_option_names_the_nearest(name: str) -> None:
+def test_an_unknown_option_names_the_nearest(name):
     app = Celery("a", backend="fdb://", set_as_current=False)
     app.conf.result_backend_transport_options = {name: 1}
     with pytest.raises(OptionError, match="Did you mean"):
         _ = app.backend
 
 
-def test_options_of_other_backends_and_the_retry_policy_pass() -> None:
+def test_options_of_other_backends_and_the_retry_policy_pass():
     app = Celery("a", backend="fdb://", set_as_current=False)
     app.conf.result_backend_transport_options = {
         "retry_policy": {"max_retries": 3},
@@ -76,7 +70,7 @@ def test_options_of_other_backends_and_the_retry_policy_pass() -> None:
 
 
 @pytest.mark.parametrize("own", [{}, {"max_message_size": 5000}, {"retry_policy": {"max_retries": 1}}])
-def test_broker_and_results_share_one_open_store(make_app: MakeApp, own: dict[str, Any]) -> None:
+def test_broker_and_results_share_one_open_store(make_app, own):
     app = make_app(broker_transport_options={"session_ttl": 7.0}, result_backend_transport_options=own)
     assert app.backend.options.session_ttl == 7.0
     assert app.backend.options.max_message_size == own.get("max_message_size", 8 * 1024 * 1024)
@@ -84,7 +78,7 @@ def test_broker_and_results_share_one_open_store(make_app: MakeApp, own: dict[st
         assert connection.default_channel.transport.store is app.backend.client
 
 
-def test_results_in_another_namespace_are_apart(make_app: MakeApp) -> None:
+def test_results_in_another_namespace_are_apart(make_app):
     app = make_app(result_backend_transport_options={"namespace": None, "session_ttl": 9.0})
     broker = make_app()
     app.backend.store_result("a", 1, states.SUCCESS)
@@ -94,13 +88,13 @@ def test_results_in_another_namespace_are_apart(make_app: MakeApp) -> None:
         assert apart.AsyncResult("a").state == states.PENDING
 
 
-def test_one_backend_for_all_threads(app: Celery) -> None:
-    found: list[Any] = []
+def test_one_backend_for_all_threads(app):
+    found = []
     later(lambda: found.append(app.backend)).join()
     assert found == [app.backend]
 
 
-def test_application_and_backend_can_be_pickled(app: Celery) -> None:
+def test_application_and_backend_can_be_pickled(app):
     copy = pickle.loads(pickle.dumps(app.backend))
     assert (copy.url, copy.expires, type(copy)) == (app.backend.url, app.backend.expires, FdbBackend)
     result = app.AsyncResult("a")
@@ -108,10 +102,10 @@ def test_application_and_backend_can_be_pickled(app: Celery) -> None:
     assert pickle.loads(pickle.dumps(app)).backend.url == app.backend.url
 
 
-def test_a_forked_child_opens_a_store_of_its_own(app: Celery, backend: FdbBackend) -> None:
+def test_a_forked_child_opens_a_store_of_its_own(app, backend):
     backend.store_result("parent", 1, states.SUCCESS)
 
-    def child() -> None:
+    def child():
         assert app.AsyncResult("parent").get(timeout=10) == 1
         backend.store_result("child", 2, states.SUCCESS)
 
@@ -122,7 +116,7 @@ def test_a_forked_child_opens_a_store_of_its_own(app: Celery, backend: FdbBacken
 # -- states ----------------------------------------------------------------------------------------------------------
 
 
-def test_states_and_results(app: Celery, backend: FdbBackend) -> None:
+def test_states_and_results(app, backend):
     result = app.AsyncResult("a")
     assert (result.state, result.result) == (states.PENDING, None)
     backend.mark_as_started("a", pid=7)
@@ -132,14 +126,14 @@ def test_states_and_results(app: Celery, backend: FdbBackend) -> None:
     assert result.successful()
 
 
-def test_a_state_need_not_be_text(app: Celery, backend: FdbBackend) -> None:
+def test_a_state_need_not_be_text(app, backend):
     for state in (None, 7):
         backend.store_result("a", {"done": 1}, state)
         result = app.AsyncResult("a")
         assert (result.state, result.info, result.ready()) == (state, {"done": 1}, False)
 
 
-def test_a_failure_is_raised_where_it_is_asked_for(app: Celery, backend: FdbBackend) -> None:
+def test_a_failure_is_raised_where_it_is_asked_for(app, backend):
     backend.mark_as_failure("a", KeyError("missing"), traceback="File ...")
     result = app.AsyncResult("a")
     with pytest.raises(KeyError, match="missing"):
@@ -148,7 +142,7 @@ def test_a_failure_is_raised_where_it_is_asked_for(app: Celery, backend: FdbBack
     assert isinstance(result.get(timeout=5, propagate=False), KeyError)
 
 
-def test_ids_of_every_sort(app: Celery, backend: FdbBackend) -> None:
+def test_ids_of_every_sort(app, backend):
     task_id = uuid.uuid4()
     backend.mark_as_done(task_id, 1)
     assert app.AsyncResult(str(task_id)).get(timeout=5) == app.AsyncResult(task_id).get(timeout=5) == 1
@@ -157,7 +151,7 @@ def test_ids_of_every_sort(app: Celery, backend: FdbBackend) -> None:
         backend.mark_as_done("", 1)
 
 
-def test_extended_results(make_app: MakeApp) -> None:
+def test_extended_results(make_app):
     app = make_app(result_extended=True)
     request = Context(id="a", task="add", args=[1, 2], kwargs={}, retries=2, hostname="w@h", children=[])
     request.delivery_info = {"routing_key": "celery"}
@@ -173,30 +167,28 @@ def test_extended_results(make_app: MakeApp) -> None:
 
 
 @pytest.mark.parametrize(("version", "told"), [((5, 6, 3), True), ((5, 7, 0), False)])
-def test_an_older_celery_does_not_compress_and_says_so(
-    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: Any, told: bool
-) -> None:
+def test_an_older_celery_does_not_compress_and_says_so(make_app, monkeypatch, caplog, version, told):
     monkeypatch.setattr("celery.VERSION", version)
     assert make_app(result_compression="gzip").backend
     assert ("result_compression needs Celery 5.7, and this is" in caplog.text) == told
 
 
 @since_celery(5, 7)
-def test_a_result_exists_once_it_has_a_state(app: Celery, backend: FdbBackend) -> None:
+def test_a_result_exists_once_it_has_a_state(app, backend):
     assert not app.AsyncResult("a").exists()
     backend.mark_as_started("a")
     assert app.AsyncResult("a").exists()
 
 
 @pytest.mark.parametrize("compression", [None, pytest.param("gzip", marks=since_celery(5, 7))])
-def test_a_result_of_a_megabyte(make_app: MakeApp, compression: str | None, scan: Any) -> None:
+def test_a_result_of_a_megabyte(make_app, compression, scan):
     app = make_app(result_compression=compression)
     app.backend.store_result("a", "x" * 1_000_000, states.SUCCESS)
     assert app.AsyncResult("a").get(timeout=5) == "x" * 1_000_000
     assert len(scan(app.backend.store)) == (2 if compression else 2 + 12)  # record and expiry; chunks
 
 
-def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app: MakeApp, scan: Any) -> None:
+def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app, scan):
     app = make_app(result_backend_transport_options={"max_message_size": 5000})
     with pytest.raises(ResultTooLarge, match=r"size: .*, max message size: 5000.*reference"):
         app.backend.store_result("a", "x" * 5000, states.SUCCESS)
@@ -205,9 +197,7 @@ def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app: MakeApp, sc
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("stamps", [{}, {"tenant": "z" * 8000}])
-def test_an_error_is_stored_however_small_the_maximum_is(
-    make_app: MakeApp, serializer: str, stamps: dict[str, str]
-) -> None:
+def test_an_error_is_stored_however_small_the_maximum_is(make_app, serializer, stamps):
     app = make_app(
         result_backend_transport_options={"max_message_size": 1024},
         result_extended=True,
@@ -223,9 +213,7 @@ def test_an_error_is_stored_however_small_the_maximum_is(
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("size", [10, 8000])
-def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(
-    make_app: MakeApp, serializer: str, size: int
-) -> None:
+def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(make_app, serializer, size):
     """``size``: of the task's arguments, which an extended result has."""
     options = {"max_message_size": 8000}
     app = make_app(
@@ -244,7 +232,7 @@ def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(
     assert (meta["args"] is None) is (size == 8000)
 
 
-def test_a_failure_is_stored_where_the_tasks_that_it_has_published_are_too_many(make_app: MakeApp) -> None:
+def test_a_failure_is_stored_where_the_tasks_that_it_has_published_are_too_many(make_app):
     app = make_app(result_backend_transport_options={"max_message_size": 8000})
     request = Context(id="a", task="add")
     request.children.extend(app.AsyncResult(f"{number:036}") for number in range(200))
@@ -254,7 +242,7 @@ def test_a_failure_is_stored_where_the_tasks_that_it_has_published_are_too_many(
     assert "ValueError" in str(meta["result"])
 
 
-def test_no_pickle_by_default(make_app: MakeApp) -> None:
+def test_no_pickle_by_default(make_app):
     writer = make_app(result_serializer="pickle", result_accept_content=["pickle"])
     writer.backend.store_result("a", {1, 2}, states.SUCCESS)
     reader = make_app()
@@ -264,14 +252,14 @@ def test_no_pickle_by_default(make_app: MakeApp) -> None:
         reader.backend.store_result("b", object(), states.SUCCESS)
 
 
-def _with_serializer(app: Celery, serializer: str) -> FdbBackend:
+def _with_serializer(app, serializer):
     return FdbBackend(app, url=app.backend.url, serializer=serializer)
 
 
 # -- expiry and forgetting -------------------------------------------------------------------------------------------
 
 
-def test_forget_leaves_no_key(app: Celery, backend: FdbBackend, scan: Any) -> None:
+def test_forget_leaves_no_key(app, backend, scan):
     backend.store_result("a", "x" * 300_000, states.SUCCESS)
     result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("b")], app=app)
     result.save()
@@ -282,9 +270,7 @@ def test_forget_leaves_no_key(app: Celery, backend: FdbBackend, scan: Any) -> No
     assert GroupResult.restore("g", app=app) is None
 
 
-def test_expired_results_are_deleted(
-    app: Celery, backend: FdbBackend, clock_of_backend: ManualClock, scan: Any
-) -> None:
+def test_expired_results_are_deleted(app, backend, clock_of_backend, scan):
     backend.expires, backend.failure_expires = 60, 600
     backend.mark_as_done("a", "x" * 300_000)
     backend.mark_as_failure("b", ValueError(1))
@@ -301,20 +287,18 @@ def test_expired_results_are_deleted(
 
 
 @pytest.mark.parametrize("never", [None, 0])
-def test_results_that_never_expire(make_app: MakeApp, never: Any, scan: Any) -> None:
+def test_results_that_never_expire(make_app, never, scan):
     app = make_app(result_expires=never)
     app.backend.mark_as_done("a", 1)
     assert scan(app.backend.store) == [app.backend.store.keys.task("a")]
 
 
-def test_expires_as_celery_takes_it(make_app: MakeApp) -> None:
+def test_expires_as_celery_takes_it(make_app):
     app = make_app(result_expires=timedelta(hours=1), result_failure_expires=5, result_chord_expires=timedelta(hours=2))
     assert (app.backend.expires, app.backend.failure_expires, app.backend.chord_expires) == (3600, 5, 7200)
 
 
-def test_a_child_sweeps_after_a_task_now_and_then(
-    backend: FdbBackend, clock_of_backend: ManualClock, scan: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_sweeps_after_a_task_now_and_then(backend, clock_of_backend, scan, monkeypatch):
     backend.mark_as_done("a", 1)
     clock_of_backend.advance(10 * 86_400)
     backend.process_cleanup()
@@ -328,12 +312,12 @@ def test_a_child_sweeps_after_a_task_now_and_then(
 
 
 @pytest.fixture
-def down(backend: FdbBackend, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def down(backend, monkeypatch):
     """While set, every transaction of the store fails at once."""
     down = threading.Event()
     begin = backend.client.database.begin
 
-    def fail(**kwargs: Any) -> Any:
+    def fail(**kwargs):
         if down.is_set():
             raise StoreUnavailable("down")
         return begin(**kwargs)
@@ -347,14 +331,14 @@ def down(backend: FdbBackend, monkeypatch: pytest.MonkeyPatch) -> threading.Even
     return down
 
 
-def _retry_on(backend: FdbBackend, database: Any) -> Any:
+def _retry_on(backend, database):
     from kombu_fdb.store.retry import Retry
 
     old = backend.store._retry
     return Retry(database, old.clock, old.pauses)
 
 
-def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threading.Event, caplog: Any) -> None:
+def test_get_waits_for_the_store(app, backend, down, caplog):
     down.set()
     with pytest.raises(CeleryTimeoutError) as unanswered:
         app.AsyncResult("a").get(timeout=0.3)
@@ -372,21 +356,19 @@ def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threadi
     assert not isinstance(answered.value, OperationalError)
 
 
-def test_get_of_the_end_of_a_chain_waits_for_the_store(app: Celery, down: threading.Event) -> None:
+def test_get_of_the_end_of_a_chain_waits_for_the_store(app, down):
     end = app.AsyncResult("end")
     end.parent = app.AsyncResult("begin")
     with pytest.raises(CeleryTimeoutError):  # not the error of a look at the parent
         end.get(timeout=1, interval=0.05, on_interval=lambda _: down.set())
 
 
-def test_a_write_gives_up_as_the_retry_policy_says(
-    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_write_gives_up_as_the_retry_policy_says(make_app, monkeypatch, caplog):
     policy = {"retry_policy": {"max_retries": 2, "interval_start": 0, "interval_step": 0}}
     app = make_app(result_backend_transport_options=policy)
     tried = []
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         tried.append(1)
         raise CommitUnknown
 
@@ -400,9 +382,9 @@ def test_a_write_gives_up_as_the_retry_policy_says(
 
 
 @pytest.fixture
-def full(backend: FdbBackend, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def full(backend, monkeypatch):
     """The pauses of a worker whose disk is full."""
-    slept: list[float] = []
+    slept = []
     monkeypatch.setattr("celery_fdb.results.backend.monotonic", lambda: sum(slept))
     monkeypatch.setattr("kombu.utils.functional.time", lambda: 1e9 * sum(slept))  # a clock that is set forward
     monkeypatch.setattr("kombu.utils.functional.sleep", slept.append)
@@ -410,7 +392,7 @@ def full(backend: FdbBackend, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
-def test_a_write_that_is_refused_at_once_is_repeated_for_two_minutes(backend: FdbBackend, full: list[float]) -> None:
+def test_a_write_that_is_refused_at_once_is_repeated_for_two_minutes(backend, full):
     request = Context()
     with pytest.raises(StoreFull):
         backend.mark_as_done("a", 1, request=request)
@@ -420,9 +402,7 @@ def test_a_write_that_is_refused_at_once_is_repeated_for_two_minutes(backend: Fd
 
 
 @pytest.mark.parametrize("stop", ["should_stop", "should_terminate"])
-def test_a_worker_that_was_told_to_stop_repeats_a_write_for_seconds(
-    backend: FdbBackend, full: list[float], monkeypatch: pytest.MonkeyPatch, stop: str
-) -> None:
+def test_a_worker_that_was_told_to_stop_repeats_a_write_for_seconds(backend, full, monkeypatch, stop):
     monkeypatch.setattr(f"celery.worker.state.{stop}", True)
     with pytest.raises(StoreFull):
         backend.mark_as_done("a", 1, request=Context())
@@ -430,7 +410,7 @@ def test_a_worker_that_was_told_to_stop_repeats_a_write_for_seconds(
 
 
 @pytest.mark.foundationdb
-def test_get_gives_up_in_time_if_there_is_no_cluster() -> None:
+def test_get_gives_up_in_time_if_there_is_no_cluster():
     app = Celery("a", backend="fdb://nobody:here@127.0.0.1:1/x", set_as_current=False)
     app.conf.broker_connection_timeout = 30.0
     begun = time.monotonic()
@@ -440,7 +420,7 @@ def test_get_gives_up_in_time_if_there_is_no_cluster() -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_a_store_that_can_not_be_reached_is_a_clear_error() -> None:
+def test_a_store_that_can_not_be_reached_is_a_clear_error():
     app = Celery("a", backend="fdb+sqlite:////nowhere/results.db", set_as_current=False)
     app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
     with pytest.raises(StoreUnavailable, match="/nowhere"):
@@ -450,14 +430,14 @@ def test_a_store_that_can_not_be_reached_is_a_clear_error() -> None:
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_worker_starts_its_sweeper_and_stops_it(app: Celery, backend: FdbBackend) -> None:
+def test_the_worker_starts_its_sweeper_and_stops_it(app, backend):
     from celery.signals import worker_ready, worker_shutting_down
 
     class Consumer:
         pass
 
     consumer = Consumer()
-    consumer.app = app  # type: ignore[attr-defined]
+    consumer.app = app
     worker_ready.send(sender=consumer)
     named = [thread for thread in threading.enumerate() if thread.name == "celery-fdb-sweeper"]
     worker_ready.send(sender=consumer)
@@ -468,14 +448,14 @@ def test_the_worker_starts_its_sweeper_and_stops_it(app: Celery, backend: FdbBac
     assert os.getpid() == backend._sweeper_pid
 
 
-def test_a_result_that_leaves_the_cache_during_the_look_is_read(backend: FdbBackend) -> None:
+def test_a_result_that_leaves_the_cache_during_the_look_is_read(backend):
     """From Python 3.12 on, ``get`` of Celery's cache is two steps: between them, another thread had made room."""
 
     class Leaving(dict[str, Any]):
-        def get(self, key: str, default: Any = None) -> Any:
+        def get(self, key, default=None):
             return self[key]
 
-        def __getitem__(self, key: str) -> Any:
+        def __getitem__(self, key):
             raise KeyError(key)
 
     backend.store_result("t", 1, states.SUCCESS)

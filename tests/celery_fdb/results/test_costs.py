@@ -1,13 +1,10 @@
 """What each verb costs, exactly; the numbers of docs/results.md. Round trips are FoundationDB's."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 from celery.states import STARTED, SUCCESS
-from kit.costs import Cost, CountingDatabase, cost
+from kit.costs import CountingDatabase, cost
 from kit.faults import FaultyDatabase
 
 from celery_fdb.results import chords
@@ -19,32 +16,29 @@ LATER = 2_000_000_000_000
 
 
 @pytest.fixture
-def counted() -> CountingDatabase:
+def counted():
     return CountingDatabase(FaultyDatabase())
 
 
 @pytest.fixture
-def store(counted: CountingDatabase) -> ResultStore:
+def store(counted):
     return ResultStore(counted, "costs", clock=ManualClock(), timeout_s=5.0)
 
 
 @pytest.fixture
-def paid(counted: CountingDatabase) -> Callable[[Callable[[], object]], Cost]:
+def paid(counted):
     return partial(cost, counted)
 
 
-Paid = Callable[[Callable[[], object]], Cost]
-
-
-def returned(place: int) -> ChordPart:
+def returned(place):
     return ChordPart("c", place, f"t{place}", SUCCESS, b"1")
 
 
-def reads_and_writes(cost: Cost) -> tuple[int, int, int]:
+def reads_and_writes(cost):
     return cost.point_reads + cost.range_reads, cost.writes, cost.round_trips
 
 
-def test_store(store: ResultStore, paid: Paid) -> None:
+def test_store(store, paid):
     first = paid(lambda: store.store("a", STARTED, b"1", LATER))
     assert reads_and_writes(first) == (1, 2, 3)  # what stands there; record and its expiry
     second = paid(lambda: store.store("a", SUCCESS, b"1", LATER + 1))
@@ -54,25 +48,25 @@ def test_store(store: ResultStore, paid: Paid) -> None:
     assert reads_and_writes(paid(lambda: store.store("b", SUCCESS, b"1", 0))) == (1, 1, 3)
 
 
-def test_a_large_result_pays_for_its_chunks(store: ResultStore, paid: Paid) -> None:
+def test_a_large_result_pays_for_its_chunks(store, paid):
     large = SUCCESS, b"x" * 1_000_000, 0
     assert reads_and_writes(paid(lambda: store.store("a", *large))) == (1, 1 + 12, 3)
     assert reads_and_writes(paid(lambda: store.load("a"))) == (2, 0, 3)
 
 
-def test_read_and_forget(store: ResultStore, paid: Paid) -> None:
+def test_read_and_forget(store, paid):
     store.store("a", SUCCESS, b"1", LATER)
     assert reads_and_writes(paid(lambda: store.load("a"))) == (1, 0, 2)
     assert reads_and_writes(paid(lambda: store.forget("a"))) == (1, 3, 3)  # record, what may stand behind it, expiry
 
 
-def test_a_look_at_many_is_one_round_trip(store: ResultStore, paid: Paid) -> None:
+def test_a_look_at_many_is_one_round_trip(store, paid):
     cost = paid(lambda: store.look([str(number) for number in range(200)], timeout_s=5.0))
     assert (cost.point_reads, cost.round_trips, cost.watches) == (200, 2, 200)
 
 
 @pytest.mark.parametrize("size", [3, 500])
-def test_a_chord_of_any_size(store: ResultStore, paid: Paid, size: int) -> None:
+def test_a_chord_of_any_size(store, paid, size):
     assert reads_and_writes(paid(lambda: store.open_chord("c", b"body", LATER))) == (1, 5, 3)
     assert reads_and_writes(paid(lambda: store.enlarge_chord("c", size=size))) == (1, 1, 3)
     for place in range(size - 1):
@@ -89,7 +83,7 @@ def test_a_chord_of_any_size(store: ResultStore, paid: Paid, size: int) -> None:
     assert reads_and_writes(finished) == (2, 4, 3)  # chord, and the group in its header
 
 
-def test_parts_do_not_conflict(store: ResultStore, counted: CountingDatabase) -> None:
+def test_parts_do_not_conflict(store, counted):
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
     one, two = (counted.begin(timeout_s=5.0) for _ in range(2))
@@ -100,7 +94,7 @@ def test_parts_do_not_conflict(store: ResultStore, counted: CountingDatabase) ->
     assert len(store.parts("c")) == 2
 
 
-def test_a_sweep_that_finds_nothing_writes_nothing(store: ResultStore, paid: Paid) -> None:
+def test_a_sweep_that_finds_nothing_writes_nothing(store, paid):
     store.store("a", SUCCESS, b"1", LATER)
     store.open_chord("c", b"body", 0)
     assert reads_and_writes(paid(store.sweep)) == (1, 0, 2)

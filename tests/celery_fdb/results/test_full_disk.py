@@ -1,9 +1,5 @@
 """Results in a broker's file that messages have filled."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from kit.disks import small_disk
 
@@ -17,7 +13,7 @@ PATIENCE_S = 60.0
 LATER_MS = 4_000_000_000_000
 
 
-def test_a_worker_stores_results_while_it_empties_a_full_disk(tmp_path: Path) -> None:
+def test_a_worker_stores_results_while_it_empties_a_full_disk(tmp_path):
     """It stored none until there was space, and made none: a late ack follows the result."""
     patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
     with small_disk(tmp_path / "disk", 3) as disk:

@@ -1,41 +1,37 @@
 """What the result store promises, whatever store is below it."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from celery.states import FAILURE, RETRY, REVOKED, STARTED, SUCCESS
 from kit.faults import Fault, Faults, FaultyDatabase
 
 from celery_fdb.results import chords
-from celery_fdb.results.chords import ChordOver, ChordPart, ChordStep
+from celery_fdb.results.chords import ChordOver, ChordPart
 from celery_fdb.results.records import INLINE_BYTES
 from celery_fdb.results.store import SWEEP_ROWS, ResultStore
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
 from kombu_fdb.keyspace.layout import pack
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
-def running(database: Database) -> ResultStore:
+def running(database):
     """In real time, for threads that get in each other's way."""
     return ResultStore(database, os.urandom(6).hex(), clock=Clock(), timeout_s=20.0)
 
 
-def done(payload: bytes = b"1", expires_ms: int = 0, state: str = SUCCESS) -> tuple[str, bytes, int]:
+def done(payload=b"1", expires_ms=0, state=SUCCESS):
     return state, payload, expires_ms
 
 
-def part(group_id: str, place: int, payload: bytes | None = b"1") -> ChordPart:
+def part(group_id, place, payload=b"1"):
     return ChordPart(group_id, place, f"t{place}", SUCCESS, payload)
 
 
@@ -43,55 +39,54 @@ def part(group_id: str, place: int, payload: bytes | None = b"1") -> ChordPart:
 
 
 @pytest.mark.parametrize("size", [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 1_000_000, 8_000_000])
-def test_a_result_of_any_size_comes_back(store: ResultStore, size: int) -> None:
+def test_a_result_of_any_size_comes_back(store, size):
     payload = random.Random(size).randbytes(size)
     store.store("a", *done(payload))
     record = store.load("a")
-    assert record is not None
     assert (record.state, record.payload, record.size) == (SUCCESS, payload, size)
 
 
-def test_a_smaller_result_leaves_nothing_of_the_larger_one(store: ResultStore, scan: Any) -> None:
+def test_a_smaller_result_leaves_nothing_of_the_larger_one(store, scan):
     store.store("a", *done(b"x" * 500_000, state=FAILURE))
     assert len(scan(store)) > 5
     store.store("a", *done(b"small"))
     assert scan(store) == [store.keys.task("a")]
-    assert store.load("a").payload == b"small"  # type: ignore[union-attr]  # it was stored
+    assert store.load("a").payload == b"small"
 
 
 @pytest.mark.parametrize("late", [STARTED, RETRY, FAILURE, SUCCESS])
-def test_a_success_is_not_overwritten(store: ResultStore, late: str) -> None:
+def test_a_success_is_not_overwritten(store, late):
     store.store("a", *done(b"first"))
     store.store("a", *done(b"late", state=late))
-    assert store.load("a").payload == b"first"  # type: ignore[union-attr]  # it was stored
+    assert store.load("a").payload == b"first"
 
 
 @pytest.mark.parametrize("early", [STARTED, RETRY, FAILURE])
-def test_every_other_state_is(store: ResultStore, early: str) -> None:
+def test_every_other_state_is(store, early):
     store.store("a", *done(b"early", state=early))
     store.store("a", *done(b"late"))
-    assert store.load("a").payload == b"late"  # type: ignore[union-attr]  # it was stored
+    assert store.load("a").payload == b"late"
 
 
 @pytest.mark.parametrize("end", [FAILURE, REVOKED])
-def test_the_retry_of_an_attempt_before_does_not_replace_an_end(store: ResultStore, end: str) -> None:
+def test_the_retry_of_an_attempt_before_does_not_replace_an_end(store, end):
     store.store("a", *done(b"end", state=end))
     store.store("a", *done(b"before", state=RETRY))
-    assert store.load("a").payload == b"end"  # type: ignore[union-attr]  # it was stored
+    assert store.load("a").payload == b"end"
 
 
-def test_ids_that_begin_alike_do_not_touch_each_other(store: ResultStore) -> None:
+def test_ids_that_begin_alike_do_not_touch_each_other(store):
     for task_id in ("a", "ab", "a\0b", "ä"):
         store.store(task_id, *done(b"x" * 200_000))
     store.forget("a")
     assert store.load("a") is None
-    assert all(store.load(task_id).size == 200_000 for task_id in ("ab", "a\0b", "ä"))  # type: ignore[union-attr]
+    assert all(store.load(task_id).size == 200_000 for task_id in ("ab", "a\0b", "ä"))
 
 
 # -- expiry ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_expires_is_deleted_and_nothing_else(store: ResultStore, clock: ManualClock, scan: Any) -> None:
+def test_what_expires_is_deleted_and_nothing_else(store, clock, scan):
     now = clock.wall_ms()
     store.store("soon", *done(b"x" * 200_000, expires_ms=now + 1000))
     store.store("later", *done(expires_ms=now + 5000))
@@ -108,7 +103,7 @@ def test_what_expires_is_deleted_and_nothing_else(store: ResultStore, clock: Man
     assert scan(store) == [store.keys.task("never")]
 
 
-def test_a_result_that_is_stored_again_lives_on(store: ResultStore, clock: ManualClock, scan: Any) -> None:
+def test_a_result_that_is_stored_again_lives_on(store, clock, scan):
     now = clock.wall_ms()
     store.store("a", *done(expires_ms=now + 1000, state=STARTED))
     store.store("a", *done(expires_ms=now + 9000))
@@ -120,7 +115,7 @@ def test_a_result_that_is_stored_again_lives_on(store: ResultStore, clock: Manua
     assert scan(store) == []
 
 
-def test_the_sweep_goes_in_bounded_parts(store: ResultStore, clock: ManualClock) -> None:
+def test_the_sweep_goes_in_bounded_parts(store, clock):
     for number in range(SWEEP_ROWS + 10):
         store.store(str(number), *done(expires_ms=clock.wall_ms() + 1))
     clock.advance(1.0)
@@ -131,7 +126,7 @@ def test_the_sweep_goes_in_bounded_parts(store: ResultStore, clock: ManualClock)
 # -- watching --------------------------------------------------------------------------------------------------------
 
 
-def test_a_look_arms_a_watch_that_the_next_state_fires(store: ResultStore) -> None:
+def test_a_look_arms_a_watch_that_the_next_state_fires(store):
     store.store("ready", *done())
     store.store("started", *done(state=STARTED))
     ready, started, nothing = store.look(["ready", "started", "nothing"], timeout_s=10.0)
@@ -141,7 +136,6 @@ def test_a_look_arms_a_watch_that_the_next_state_fires(store: ResultStore) -> No
     assert nothing[0] is None
     fired = {name: threading.Event() for name in ("started", "nothing")}
     for name, (_, watch) in (("started", started), ("nothing", nothing)):
-        assert watch is not None
         watch.on_fire(fired[name].set)
     store.store("nothing", *done(state=STARTED))
     assert fired["nothing"].wait(10)
@@ -153,12 +147,12 @@ def test_a_look_arms_a_watch_that_the_next_state_fires(store: ResultStore) -> No
 # -- chords: CHORD-ONCE, CHORD-SURE ----------------------------------------------------------------------------------
 
 
-def add(store: ResultStore, returned: ChordPart) -> ChordStep:
+def add(store, returned):
     store.add_part(returned)
     return store.claim_chord(returned)
 
 
-def test_the_last_part_publishes(store: ResultStore) -> None:
+def test_the_last_part_publishes(store):
     store.open_chord("c", b"body", 0)
     assert add(store, part("c", 1)) == "nothing"
     assert add(store, part("c", 0)) == "nothing", "the size is not known yet"
@@ -169,7 +163,7 @@ def test_the_last_part_publishes(store: ResultStore) -> None:
     assert store.chord_body("c") == b"body"
 
 
-def test_parts_are_read_in_pages(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_read_in_pages(store, monkeypatch):
     monkeypatch.setattr(chords, "PART_ROWS", 4)
     sizes = [1, 200_000, 1, 1, 250_000, 100_000, 1, 1]
     store.open_chord("c", None, 0)
@@ -178,7 +172,7 @@ def test_parts_are_read_in_pages(store: ResultStore, monkeypatch: pytest.MonkeyP
     assert [len(each.payload or b"") for each in store.parts("c")] == sizes
 
 
-def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> None:
+def test_a_part_counts_once_and_its_first_return_stays(store):
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
     assert add(store, part("c", 0, b"first")) == "nothing"
@@ -187,14 +181,14 @@ def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> No
     assert store.chord_body("c") is None
 
 
-def test_a_frozen_signature_that_stands_twice_in_the_header_counts_twice(store: ResultStore) -> None:
+def test_a_frozen_signature_that_stands_twice_in_the_header_counts_twice(store):
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
     assert add(store, ChordPart("c", 0, "same", SUCCESS, b"1")) == "nothing"
     assert add(store, ChordPart("c", 1, "same", SUCCESS, b"1")) == "publish"
 
 
-def test_only_the_part_that_claimed_it_goes_on_at_once(store: ResultStore) -> None:
+def test_only_the_part_that_claimed_it_goes_on_at_once(store):
     """Its worker was killed before it published the body; the redelivered task goes on, any other does not."""
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
@@ -204,7 +198,7 @@ def test_only_the_part_that_claimed_it_goes_on_at_once(store: ResultStore) -> No
     assert add(store, part("c", 1)) == "publish"
 
 
-def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store: ResultStore) -> None:
+def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store):
     """The worker was killed between the last part and its look at the chord."""
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
@@ -214,7 +208,7 @@ def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store: Result
 
 
 @pytest.mark.parametrize("claimed", [True, False])
-def test_an_abandoned_chord_is_found(store: ResultStore, clock: ManualClock, claimed: bool) -> None:
+def test_an_abandoned_chord_is_found(store, clock, claimed):
     store.open_chord("c", b"body", 0)
     store.enlarge_chord("c", size=1)
     store.add_part(part("c", 0))
@@ -228,7 +222,7 @@ def test_an_abandoned_chord_is_found(store: ResultStore, clock: ManualClock, cla
     assert store.abandoned_chords() == ["c"]
 
 
-def test_open_chords_are_looked_at_less_and_less_often(store: ResultStore, clock: ManualClock) -> None:
+def test_open_chords_are_looked_at_less_and_less_often(store, clock):
     store.open_chord("c", None, 0)
     looks = 0
     for _ in range(24 * 60):
@@ -243,7 +237,7 @@ def test_open_chords_are_looked_at_less_and_less_often(store: ResultStore, clock
     assert store.abandoned_chords() == ["c"]
 
 
-def test_a_chord_is_finished_once_and_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any) -> None:
+def test_a_chord_is_finished_once_and_leaves_no_key(store, clock, scan):
     store.open_chord("c", b"x" * 200_000, clock.wall_ms() + 1000)
     store.enlarge_chord("c", size=1)
     assert add(store, part("c", 0, b"x" * 200_000)) == "publish"
@@ -257,7 +251,7 @@ def test_a_chord_is_finished_once_and_leaves_no_key(store: ResultStore, clock: M
     assert scan(store) == [], "a late part leaves nothing behind"
 
 
-def test_a_chord_takes_the_structure_of_its_header_along(store: ResultStore, scan: Any) -> None:
+def test_a_chord_takes_the_structure_of_its_header_along(store, scan):
     """In its own transaction: the worker may die after it, and a group that never expires would stay."""
     for expires_ms in (0, 10**15):
         store.open_chord("c", b"body", expires_ms)
@@ -268,7 +262,7 @@ def test_a_chord_takes_the_structure_of_its_header_along(store: ResultStore, sca
         assert scan(store) == []
 
 
-def test_an_expired_chord_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any) -> None:
+def test_an_expired_chord_leaves_no_key(store, clock, scan):
     store.open_chord("c", b"body", clock.wall_ms() + 1000)
     store.enlarge_chord("c", size=1)
     add(store, part("c", 0))
@@ -278,7 +272,7 @@ def test_an_expired_chord_leaves_no_key(store: ResultStore, clock: ManualClock, 
     assert scan(store) == []
 
 
-def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> None:
+def test_more_tasks_join_than_one_row_holds(store, scan):
     """600 long ids of tasks are over 100,000 bytes."""
     store.open_chord("c", None, 0)
     for number in range(600):
@@ -290,7 +284,7 @@ def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> No
     assert scan(store) == []
 
 
-def test_a_frozen_chord_that_is_applied_again_begins_anew(store: ResultStore, scan: Any) -> None:
+def test_a_frozen_chord_that_is_applied_again_begins_anew(store, scan):
     for _ in range(2):
         store.open_chord("c", b"body", 0)
         assert add(store, part("c", 0)) == "nothing"
@@ -300,7 +294,7 @@ def test_a_frozen_chord_that_is_applied_again_begins_anew(store: ResultStore, sc
     assert scan(store) == []
 
 
-def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStore) -> None:
+def test_of_parts_that_return_at_the_same_time_one_publishes(running):
     number = 48
     running.open_chord("c", None, 0)
     running.enlarge_chord("c", size=number)
@@ -310,8 +304,8 @@ def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStor
     assert len(running.parts("c")) == number
 
 
-def test_of_two_that_finish_at_the_same_time_one_does(running: ResultStore) -> None:
-    def finish(_: int) -> bool:
+def test_of_two_that_finish_at_the_same_time_one_does(running):
+    def finish(_):
         try:
             running._write(running.finishing("c"))
         except ChordOver:
@@ -328,20 +322,20 @@ def test_of_two_that_finish_at_the_same_time_one_does(running: ResultStore) -> N
 
 
 @pytest.fixture
-def faults() -> Faults:
+def faults():
     return Faults()
 
 
 @pytest.fixture
-def faulty(faults: Faults, clock: ManualClock) -> ResultStore:
+def faulty(faults, clock):
     return ResultStore(FaultyDatabase(clock=clock, faults=faults), "faulty", clock=clock, timeout_s=30.0)
 
 
 @pytest.mark.parametrize(
     "fault", [Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED, Fault.CONFLICT, Fault.TOO_OLD]
 )
-def test_every_verb_survives_a_lost_answer(faulty: ResultStore, faults: Faults, fault: Fault, scan: Any) -> None:
-    def strike() -> None:
+def test_every_verb_survives_a_lost_answer(faulty, faults, fault, scan):
+    def strike():
         faults.at_commits(fault)
 
     strike()
@@ -369,14 +363,14 @@ def test_every_verb_survives_a_lost_answer(faulty: ResultStore, faults: Faults, 
     assert faults.struck[fault] == 10
 
 
-def test_a_commit_that_may_still_come_is_reported(faulty: ResultStore, faults: Faults) -> None:
+def test_a_commit_that_may_still_come_is_reported(faulty, faults):
     faults.at_commits(Fault.COMMIT_LATE)
     with pytest.raises(CommitUnknown):
         faulty.store("a", *done())
     faulty.store("a", *done())
 
 
-def test_a_dead_store_is_reported_by_the_deadline() -> None:
+def test_a_dead_store_is_reported_by_the_deadline():
     database = FaultyDatabase()
     store = ResultStore(database, os.urandom(4).hex(), clock=ManualClock(), timeout_s=1.0)
     database.close()
@@ -385,7 +379,7 @@ def test_a_dead_store_is_reported_by_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_chords_of_a_faulty_store_complete_exactly_once(seed: int) -> None:
+def test_chords_of_a_faulty_store_complete_exactly_once(seed):
     """Parts return in any order, some twice, commits fail in every way; each chord is finished by one."""
     rng, clock = random.Random(seed), ManualClock()
     retryable = (Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED, Fault.TOO_OLD)
@@ -409,7 +403,7 @@ def test_chords_of_a_faulty_store_complete_exactly_once(seed: int) -> None:
     assert published == [12]
 
 
-def _publish(store: ResultStore, published: list[int]) -> None:
+def _publish(store, published):
     parts = len(store.parts("c"))
     with suppress(ChordOver):  # an earlier run of this commit, whose answer was lost, has done it
         store._write(store.finishing("c"))
@@ -418,7 +412,7 @@ def _publish(store: ResultStore, published: list[int]) -> None:
 
 @pytest.mark.parametrize("tag", ["expiry", "look", "chord", "task"])
 @pytest.mark.parametrize("value", [b"", b"\xff" * 30, b"{}", b'{"claimed_by":5,"joined":5}'])
-def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(faulty: ResultStore, tag: str, value: bytes) -> None:
+def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(faulty, tag, value):
     """A call for just the damaged one is told so, and a new result takes its place."""
     store = faulty  # no store reads the rows
     store.store("bad", *done())
@@ -440,9 +434,7 @@ def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(faulty: ResultStor
     store._write(store.finishing("g"))
 
 
-def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_next_one(
-    store: ResultStore, clock: ManualClock, scan: Any
-) -> None:
+def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_next_one(store, clock, scan):
     """Neither if it is begun anew nor when it has expired."""
     for _ in range(2):
         store.open_chord("c", b"body", clock.wall_ms() + 1_000)
@@ -456,7 +448,7 @@ def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_nex
     assert scan(store) == []
 
 
-def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store: ResultStore, clock: ManualClock) -> None:
+def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store, clock):
     store.open_chord("c", b"body", 0)
     store.enlarge_chord("c", size=1)
     assert add(store, part("c", 0)) == "publish"
@@ -465,13 +457,13 @@ def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store: ResultStore,
     assert store.abandoned_chords() == [], "the claim is held by the call that found it"
 
 
-def test_one_worker_whose_clock_is_ahead_deletes_no_results(database: Database) -> None:
+def test_one_worker_whose_clock_is_ahead_deletes_no_results(database):
     clock, names = ManualClock(), os.urandom(6).hex()
     ahead = ManualClock(wall_ms=clock.wall_ms() + 86_400_000)
 
-    def sessions() -> list[SessionFacts]:
+    def sessions():
         """With the last heartbeats of three workers."""
-        beats: Any = {"description": {}, "beat": b"", "ttl_s": 30.0, "open": True, "consumed": []}
+        beats = {"description": {}, "beat": b"", "ttl_s": 30.0, "open": True, "consumed": []}
         return [SessionFacts(SessionId(each), **beats, beat_ms=clock.wall_ms()) for each in (b"a", b"b", b"c")]
 
     ResultStore(database, names, clock=clock).store("t", *done(expires_ms=clock.wall_ms() + 50_000))

@@ -1,34 +1,29 @@
 """``get`` and ``join``: woken by watches, in time, in every way Celery asks."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from celery import Celery, states
+from celery import states
 from celery.app.task import Context
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, EagerResult, GroupResult, ResultSet
 
-from celery_fdb.results import FdbBackend
 from celery_fdb.results.waiting import MOST_WATCHES, Waiting
 
 
-def later(work: Callable[[], object]) -> threading.Thread:
+def later(work):
     thread = threading.Thread(target=work)
     thread.start()
     return thread
 
 
 @pytest.fixture
-def asleep(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def asleep(monkeypatch):
     """Set when a waiting thread has looked, found nothing and sleeps: from then on only a watch can wake it."""
     event, sleep = threading.Event(), Waiting.sleep
 
-    def tell(self: Waiting, deadline: float | None, longest_s: float | None = None) -> None:
+    def tell(self, deadline, longest_s=None):
         event.set()
         sleep(self, deadline, None)  # not even for on_interval
 
@@ -36,21 +31,21 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def test_get_is_woken_by_the_result(app: Celery, backend: FdbBackend, asleep: threading.Event) -> None:
-    def store() -> None:
+def test_get_is_woken_by_the_result(app, backend, asleep):
+    def store():
         asleep.wait(10)
         backend.mark_as_done("a", "x" * 200_000)
 
     thread = later(store)
     assert app.AsyncResult("a").get(timeout=20) == "x" * 200_000
     thread.join()
-    assert backend.client.database.armed_watches == 0  # type: ignore[attr-defined]
+    assert backend.client.database.armed_watches == 0
 
 
-def test_hundreds_of_results_are_waited_for_at_once(app: Celery, backend: FdbBackend, asleep: threading.Event) -> None:
+def test_hundreds_of_results_are_waited_for_at_once(app, backend, asleep):
     ids = [f"t{number}" for number in range(400)]
 
-    def store() -> None:
+    def store():
         asleep.wait(10)
         for number, task_id in enumerate(ids):
             backend.mark_as_done(task_id, number)
@@ -59,20 +54,18 @@ def test_hundreds_of_results_are_waited_for_at_once(app: Celery, backend: FdbBac
     result = GroupResult("g", [app.AsyncResult(task_id) for task_id in ids], app=app)
     assert result.get(timeout=60) == list(range(400))
     thread.join()
-    assert backend.client.database.armed_watches == 0  # type: ignore[attr-defined]
+    assert backend.client.database.armed_watches == 0
 
 
-def test_no_more_is_watched_than_a_client_may(
-    app: Celery, backend: FdbBackend, asleep: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_is_watched_than_a_client_may(app, backend, asleep, monkeypatch):
     assert MOST_WATCHES < 10_000
     monkeypatch.setattr("celery_fdb.results.waiting.MOST_WATCHES", 10)
-    most: list[int] = []
+    most = []
 
-    def store() -> None:
+    def store():
         asleep.wait(10)
         for number in range(50):
-            most.append(backend.client.database.armed_watches)  # type: ignore[attr-defined]
+            most.append(backend.client.database.armed_watches)
             backend.mark_as_done(f"t{number}", number)
 
     thread = later(store)
@@ -82,8 +75,8 @@ def test_no_more_is_watched_than_a_client_may(
     assert max(most) <= 10
 
 
-def test_several_threads_wait_for_the_same_result(app: Celery, backend: FdbBackend) -> None:
-    found: list[Any] = []
+def test_several_threads_wait_for_the_same_result(app, backend):
+    found = []
     threads = [later(lambda: found.append(app.AsyncResult("a").get(timeout=20))) for _ in range(8)]
     backend.mark_as_done("a", 1)
     for thread in threads:
@@ -92,7 +85,7 @@ def test_several_threads_wait_for_the_same_result(app: Celery, backend: FdbBacke
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
-def test_get_gives_up_in_time(app: Celery, timeout: float) -> None:
+def test_get_gives_up_in_time(app, timeout):
     begun = time.monotonic()
     with pytest.raises(CeleryTimeoutError):
         app.AsyncResult("a").get(timeout=timeout)
@@ -101,20 +94,20 @@ def test_get_gives_up_in_time(app: Celery, timeout: float) -> None:
     assert time.monotonic() - begun < 5
 
 
-def test_what_is_ready_is_returned_even_without_time(app: Celery, backend: FdbBackend) -> None:
+def test_what_is_ready_is_returned_even_without_time(app, backend):
     backend.mark_as_done("a", 1)
     assert app.AsyncResult("a").get(timeout=0) == 1
 
 
-def test_on_message_is_told_of_every_state(app: Celery, backend: FdbBackend) -> None:
-    told: list[str] = []
+def test_on_message_is_told_of_every_state(app, backend):
+    told = []
     progressed = threading.Event()
 
-    def on_message(meta: dict[str, Any]) -> None:
+    def on_message(meta):
         told.append(meta["status"])
         progressed.set()
 
-    def store() -> None:
+    def store():
         backend.store_result("a", {"done": 1}, "PROGRESS")
         progressed.wait(10)
         backend.mark_as_done("a", 2)
@@ -125,10 +118,10 @@ def test_on_message_is_told_of_every_state(app: Celery, backend: FdbBackend) -> 
     assert told == ["PROGRESS", states.SUCCESS]
 
 
-def test_on_interval_is_called_meanwhile(app: Celery) -> None:
-    called: list[int] = []
+def test_on_interval_is_called_meanwhile(app):
+    called = []
 
-    def on_interval() -> None:
+    def on_interval():
         called.append(1)
         if len(called) == 2:
             raise LookupError
@@ -138,7 +131,7 @@ def test_on_interval_is_called_meanwhile(app: Celery) -> None:
         result.get(timeout=60, interval=0.1, on_interval=on_interval)
 
 
-def test_a_chain_fails_as_soon_as_its_parent_does(app: Celery, backend: FdbBackend) -> None:
+def test_a_chain_fails_as_soon_as_its_parent_does(app, backend):
     child = AsyncResult("child", app=app, parent=AsyncResult("parent", app=app))
     thread = later(lambda: backend.mark_as_failure("parent", ValueError("first")))
     with pytest.raises(ValueError, match="first"):
@@ -146,7 +139,7 @@ def test_a_chain_fails_as_soon_as_its_parent_does(app: Celery, backend: FdbBacke
     thread.join()
 
 
-def test_results_come_in_the_order_they_are_ready(app: Celery, backend: FdbBackend) -> None:
+def test_results_come_in_the_order_they_are_ready(app, backend):
     backend.mark_as_done("b", 2)
     result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("b")], app=app)
     found = result.iter_native(timeout=20)
@@ -156,8 +149,8 @@ def test_results_come_in_the_order_they_are_ready(app: Celery, backend: FdbBacke
     assert list(found) == []
 
 
-def test_a_group_calls_back_when_all_of_its_results_were_found(app: Celery, backend: FdbBackend) -> None:
-    called: list[str] = []
+def test_a_group_calls_back_when_all_of_its_results_were_found(app, backend):
+    called = []
     inner = GroupResult("inner", [app.AsyncResult("c"), app.AsyncResult("d")], app=app)
     result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("b"), inner], app=app)
     for each in (result[0], inner, result):
@@ -172,7 +165,7 @@ def test_a_group_calls_back_when_all_of_its_results_were_found(app: Celery, back
     assert sorted(called) == ["a", "g", "inner"]
 
 
-def test_what_a_group_yields_has_its_children_as_results(app: Celery, backend: FdbBackend) -> None:
+def test_what_a_group_yields_has_its_children_as_results(app, backend):
     request = Context(id="a")
     request.children.append(AsyncResult("child", app=app))
     backend.mark_as_done("a", 1, request=request)
@@ -181,7 +174,7 @@ def test_what_a_group_yields_has_its_children_as_results(app: Celery, backend: F
     assert meta["children"] == [AsyncResult("child", app=app)] == result[0].children == result[1].children
 
 
-def test_a_group_does_not_look_up_what_its_results_have_already(app: Celery, backend: FdbBackend) -> None:
+def test_a_group_does_not_look_up_what_its_results_have_already(app, backend):
     found, other = AsyncResult("found", app=app), AsyncResult("other", app=app)
     backend.mark_as_done("found", 1)
     assert found.get(timeout=20) == 1

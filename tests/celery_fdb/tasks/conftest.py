@@ -1,10 +1,4 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
-from celery import Celery
 
 from celery_fdb import install
 from celery_fdb.tasks.task import _known
@@ -12,13 +6,13 @@ from kombu_fdb.engine.messages.publish import Publisher
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     """No option of a task asks which store it is."""
     return f"fdb+sqlite:///{tmp_path}/broker.db"
 
 
 @pytest.fixture
-def app(url: str, new_app: Any) -> Celery:
+def app(url, new_app):
     app = install(new_app(url, backend="cache+memory://"))
     app.conf.update(task_default_queue="q", broker_connection_timeout=2.0)
     _known.clear()
@@ -26,10 +20,10 @@ def app(url: str, new_app: Any) -> Celery:
 
 
 @pytest.fixture
-def sent(app: Celery) -> Any:
+def sent(app):
     """The messages that wait, as ``(task, args, kwargs, headers)``, taken off the queue."""
 
-    def sent(queue: str = "q") -> list[tuple[str, Any, Any, dict[str, Any]]]:
+    def sent(queue="q"):
         found = []
         with app.connection_for_read() as connection:
             channel = connection.channel()
@@ -42,12 +36,12 @@ def sent(app: Celery) -> Any:
 
 
 @pytest.fixture
-def commits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def commits(monkeypatch):
     """How many messages each publishing transaction had."""
-    sizes: list[int] = []
+    sizes = []
     publish = Publisher.publish
 
-    def publish_and_tell(publisher: Publisher, publications: Any, **options: Any) -> Any:
+    def publish_and_tell(publisher, publications, **options):
         sizes.append(len(publications))
         return publish(publisher, publications, **options)
 

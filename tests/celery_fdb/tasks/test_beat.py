@@ -1,7 +1,5 @@
 """Several beats, one message per tick."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from zoneinfo import ZoneInfo
@@ -112,7 +110,7 @@ def test_a_lone_beat_with_a_relative_interval_loses_no_tick(app, zone, every, be
     app.conf.timezone = zone
     now = at(begin).astimezone(ZoneInfo(zone))
     timing = schedule(every, relative=True, nowfun=lambda: now, app=app)
-    seen: list[str] = []
+    seen = []
     last = now
     while len(seen) < ticks:
         due, pause_s = timing.is_due(last)

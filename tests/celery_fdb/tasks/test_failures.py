@@ -1,10 +1,7 @@
 """What is told of a failure, who keeps failures, and how they get into the store. With workers: tests/acceptance."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from celery import Celery, Task
@@ -40,7 +37,7 @@ def channel(app):
         yield connection.default_channel
 
 
-def work() -> None:
+def work():
     pass
 
 
@@ -83,7 +80,7 @@ def test_install_is_idempotent(app):
 class Consumer:
     """What a bootstep sees of a worker."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app):
         self.app = app
         self.on_decode_error = self.on_unknown_task = self.on_unknown_message = self.on_invalid_task = None
 
@@ -113,7 +110,7 @@ def test_details_are_bounded_and_of_a_traceback_the_end_stays():
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, RecursionError])
 def test_an_exception_whose_text_would_end_the_worker(raised):
     class Hostile(Exception):
-        def __str__(self) -> str:
+        def __str__(self):
             raise raised
 
     assert failures.details_of(Hostile())["error"] == "<unprintable>"
@@ -122,7 +119,7 @@ def test_an_exception_whose_text_would_end_the_worker(raised):
 
 def test_details_of_strange_exceptions():
     class Mute(Exception):
-        def __str__(self) -> str:
+        def __str__(self):
             raise RuntimeError
 
     assert failures.details_of(Mute())["error"] == "<unprintable>"
@@ -136,7 +133,7 @@ def test_details_of_strange_exceptions():
 
 
 def test_attempts_are_bounded_and_foreign_ones_ignored():
-    earlier: Any = "not ours"
+    earlier = "not ours"
     for number in range(30):
         earlier = failures._attempts(earlier, ValueError(f"{number}" * 500))
     assert len(earlier) == failures.MOST_ATTEMPTS
@@ -181,7 +178,7 @@ def test_a_copy_waits_for_a_store_that_does_not_answer(channel, monkeypatch):
     message = channel.basic_get("q", no_ack=True)
     bury_copy, calls = channel.engine.publisher.bury_copy, []
 
-    def fails(*_: Any, **__: Any) -> None:
+    def fails(*_, **__):
         raise StoreUnavailable
 
     monkeypatch.setattr(channel.engine.publisher, "bury_copy", fails)

@@ -1,11 +1,7 @@
 """How many tasks a worker claims that claims only what it can run (celery_fdb/tasks/free_slots.py)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 from celery.worker import state
 from celery.worker.consumer import Consumer
 
@@ -13,19 +9,19 @@ from celery_fdb.tasks import free_slots
 
 
 class Channel:
-    def __init__(self) -> None:
-        self.limited: list[int] = []
+    def __init__(self):
+        self.limited = []
 
-    def limit_slots(self, free: int) -> None:
+    def limit_slots(self, free):
         self.limited.append(free)
 
 
-def consumer(processes: int, autoscaler: Any = None) -> Any:
+def consumer(processes, autoscaler=None):
     controller = SimpleNamespace(max_concurrency=2, autoscaler=autoscaler)
     return SimpleNamespace(controller=controller, pool=SimpleNamespace(num_processes=processes))
 
 
-def test_slots_are_the_processes_that_there_are_or_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_the_processes_that_there_are_or_may_be(monkeypatch):
     """Remote control changes both: ``pool_grow`` the pool's, ``autoscale`` the autoscaler's."""
     monkeypatch.setattr(state, "reserved_requests", {"one that runs"})
     channel, autoscaler = Channel(), SimpleNamespace(max_concurrency=2)
@@ -40,7 +36,7 @@ class Request:
     id, name = "a", "task"
 
 
-def test_a_task_that_goes_on_after_a_lost_connection_has_its_slot() -> None:
+def test_a_task_that_goes_on_after_a_lost_connection_has_its_slot():
     """Celery takes all from its reserved requests; since 5.7, not those whose start it has read."""
     channel, running = Channel(), Request()
     state.task_reserved(running)

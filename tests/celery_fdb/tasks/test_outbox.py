@@ -1,7 +1,5 @@
 """The outbox on an SQL database: SQLite's, as an application has it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """The relay as a process: ``python -m celery_fdb.contrib.outbox``, with SQLite and, where it is, a real PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Many tasks in one transaction, and tasks in a transaction of the caller's."""
 
-from __future__ import annotations
-
 import os
 import threading
 

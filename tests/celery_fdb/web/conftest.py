@@ -1,34 +1,28 @@
 """A dashboard inside the test's process, over a store of its own."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
 
-from celery import Celery
 from kit.browser import chromium
 from kit.dashboard import Person
 
 from celery_fdb.web import dashboard
-from kombu_fdb import Broker
 from kombu_fdb.testing.stores import MemoryStores
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url():
     """No page asks which store it reads. Those on the others: ``test_every_page_over_a_store``, and the browser's."""
     with MemoryStores():
         yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture
-def app(url: str, new_app: Callable[..., Celery]) -> Celery:
+def app(url, new_app):
     """A publisher of that broker."""
     app = new_app(url)
     app.conf.task_ignore_result = True
@@ -36,11 +30,11 @@ def app(url: str, new_app: Callable[..., Celery]) -> Celery:
 
 
 @pytest.fixture
-def visit(url: str, broker: Broker) -> Iterator[Callable[..., Person]]:
+def visit(url, broker):
     """Makes a person at a dashboard with these settings; it is open to all unless they say otherwise."""
     with ExitStack() as stack:
 
-        def visit(given: Any = url, **settings: Any) -> Person:
+        def visit(given=url, **settings):
             if not {"token", "user"} & settings.keys():
                 settings = {"anonymous": True, "hosts": ("testserver",), **settings}
             return stack.enter_context(Person(dashboard(given, **settings), raise_server_exceptions=True))
@@ -49,17 +43,17 @@ def visit(url: str, broker: Broker) -> Iterator[Callable[..., Person]]:
 
 
 @pytest.fixture
-def viewer(visit: Callable[..., Person]) -> Person:
+def viewer(visit):
     return visit()
 
 
 @pytest.fixture
-def operator(visit: Callable[..., Person], app: Celery) -> Person:
+def operator(visit, app):
     return visit(app=app, read_only=False, show_bodies=True)
 
 
 @pytest.fixture(scope="session", name="chromium")
-def _chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def _chromium(tmp_path_factory):
     """One for all tests of a process."""
     with chromium(tmp_path_factory.mktemp("profile")) as browser:
         yield browser

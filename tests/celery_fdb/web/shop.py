@@ -1,7 +1,5 @@
 """A shop whose tasks do what a page wants to show: most succeed, some are slow, payments of one customer fail."""
 
-from __future__ import annotations
-
 import os
 import time
 
@@ -33,7 +31,7 @@ class CardDeclined(Exception):
 
 
 @app.task(name="shop.pay", dead_letter=True)
-def pay(order: int, customer: str) -> str:
+def pay(order, customer):
     time.sleep(0.02)
     if customer == "umbrella":
         raise CardDeclined(f"card of {customer} was declined")
@@ -43,32 +41,32 @@ def pay(order: int, customer: str) -> str:
 
 
 @app.task(name="shop.mail")
-def mail(order: int, customer: str) -> None:
+def mail(order, customer):
     time.sleep(0.03)
 
 
 @app.task(name="shop.render")
-def render(page: int) -> int:
+def render(page):
     time.sleep(0.05)
     return page
 
 
 @app.task(name="shop.bind")
-def bind(pages: list[int]) -> int:
+def bind(pages):
     return len(pages)
 
 
 @app.task(name="shop.report")
-def report() -> None:
+def report():
     time.sleep(0.1)
 
 
 @app.task(name="shop.remind")
-def remind(whom: str) -> None:
+def remind(whom):
     time.sleep(0.01)
 
 
-def order(number: int) -> None:
+def order(number):
     """One customer's, with what follows from it."""
     customer = CUSTOMERS[(number * number) % len(CUSTOMERS)]
     headers = {"fair_key": customer}
@@ -78,7 +76,7 @@ def order(number: int) -> None:
         remind.apply_async(("unpaid",), countdown=3_600)
 
 
-def catalogue(pages: int) -> None:
+def catalogue(pages):
     """A workflow: the pages in parallel, then bound, then mailed."""
     chord(group(render.s(each) for each in range(pages)), bind.s()).apply_async()
     chain(render.s(1), render.si(2), mail.si(3, "acme")).apply_async()

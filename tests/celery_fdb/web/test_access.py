@@ -1,12 +1,9 @@
 """Who may open the dashboard, from where, and what a browser is told to allow."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.dashboard import Person
@@ -31,7 +28,7 @@ FORMS = ["/logout"]
 # -- the token ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_token_nothing_is_shown(visit: Any) -> None:
+def test_without_the_token_nothing_is_shown(visit):
     stranger = visit(token=TOKEN)
     for name, path in PATHS.items():
         if name in {"login", "logout", "static"}:
@@ -44,13 +41,12 @@ def test_without_the_token_nothing_is_shown(visit: Any) -> None:
     assert stranger.put("/queues").status_code == 401
 
 
-def test_the_token_opens_the_page_that_was_asked_for(visit: Any, broker: Any) -> None:
+def test_the_token_opens_the_page_that_was_asked_for(visit, broker):
     broker.queue("jobs").put("a")
     person = visit(token=TOKEN)
     asked = person.get("/queue?queue=jobs", headers={"accept": "text/html"})
     assert asked.url.path == "/login"
     target = re.search(r'name="next" value="([^"]*)"', asked.text)
-    assert target is not None
     page = person.submit("/login", token=f" {TOKEN}\n", next=target[1])
     assert "<h1>jobs</h1>" in page
     cookie = next(each for each in person.cookies.jar if each.name.startswith("celery_fdb_session"))
@@ -60,7 +56,7 @@ def test_the_token_opens_the_page_that_was_asked_for(visit: Any, broker: Any) ->
     assert person.get("/", headers={"accept": "text/html"}).url.path == "/login"
 
 
-def test_a_wrong_token_is_refused_and_told_in_the_audit(visit: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_token_is_refused_and_told_in_the_audit(visit, caplog):
     person = visit(token=TOKEN)
     with caplog.at_level(logging.INFO, "celery_fdb.audit"):
         for given in ("", "x" * len(TOKEN), TOKEN + "x", "\ud7ff"):
@@ -69,9 +65,7 @@ def test_a_wrong_token_is_refused_and_told_in_the_audit(visit: Any, caplog: pyte
     assert person.get("/", headers={"accept": "text/html"}).url.path == "/login"
 
 
-def test_a_form_of_a_page_that_was_left_open_for_a_day_changes_nothing_and_asks_to_log_in(
-    visit: Any, broker: Any
-) -> None:
+def test_a_form_of_a_page_that_was_left_open_for_a_day_changes_nothing_and_asks_to_log_in(visit, broker):
     clock = ManualClock()
     person = visit(token=TOKEN, clock=clock, read_only=False)
     person.submit("/login", token=TOKEN)
@@ -83,11 +77,10 @@ def test_a_form_of_a_page_that_was_left_open_for_a_day_changes_nothing_and_asks_
     assert "<h1>Overview" in person.submit("/login", token=TOKEN), "the form that it shows"
     question = person.submit("/act", action="purge", queue="jobs")
     asked = re.search(r'name="asked" value="([^"]+)"', question)
-    assert asked is not None
     assert "Deleted 1 message" in person.submit("/act", action="purge", queue="jobs", confirmed="yes", asked=asked[1])
 
 
-def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit: Any) -> None:
+def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit):
     clock = ManualClock()
     rightful = visit(token=TOKEN, clock=clock)
     rightful.submit("/login", token=TOKEN)
@@ -110,7 +103,7 @@ def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit: Any) -> No
     assert "<h1>Overview" in guesser.submit("/login", token=TOKEN), "who has waited is looked at"
 
 
-def test_a_forged_cookie_has_no_attempts_of_its_own(visit: Any) -> None:
+def test_a_forged_cookie_has_no_attempts_of_its_own(visit):
     person = visit(token=TOKEN, clock=ManualClock())
     for number in range(FREE + 1):
         person.cookies.set(cookie_name(authentication.KNOWN_COOKIE, TOKEN), f"9999999999999.{number}")
@@ -121,7 +114,7 @@ def test_a_forged_cookie_has_no_attempts_of_its_own(visit: Any) -> None:
     assert opens_nothing.get("/", headers={"accept": "text/html"}).url.path == "/login"
 
 
-def test_attempts_are_remembered_in_bounds() -> None:
+def test_attempts_are_remembered_in_bounds():
     clock = ManualClock()
     login = Authentication(DashboardSettings("", token=TOKEN, clock=clock))
     for _ in range(FREE):
@@ -144,16 +137,16 @@ def test_attempts_are_remembered_in_bounds() -> None:
         ("x" * 9_000, "x" * 100),
     ],
 )
-def test_whose_attempt_it_is(host: str, address: str) -> None:
+def test_whose_attempt_it_is(host, address):
     assert address_of(host) == address
 
 
 @pytest.mark.parametrize("cookie", ["", ".", "..", "9999999999999.x.", "9999999999999.x.AAAA", "x.y.z", "1.\u00e9"])
-def test_a_forged_cookie_is_refused(cookie: str) -> None:
+def test_a_forged_cookie_is_refused(cookie):
     assert not authentication.holds(TOKEN, cookie, 0)
 
 
-def test_the_cookie_is_of_this_token_and_ends() -> None:
+def test_the_cookie_is_of_this_token_and_ends():
     ticket = authentication.new_ticket(TOKEN, 1_000)
     assert authentication.holds(TOKEN, ticket, 1_000)
     assert authentication.holds(TOKEN, ticket, authentication.HOLDS_S * 1000)
@@ -161,7 +154,7 @@ def test_the_cookie_is_of_this_token_and_ends() -> None:
     assert not authentication.holds("another token of letters", ticket, 1_000)
 
 
-def test_logging_out_ends_copies_of_the_cookie_too(visit: Any) -> None:
+def test_logging_out_ends_copies_of_the_cookie_too(visit):
     """Another program on this host is sent it, whatever its port, when the browser goes there."""
     person = visit(token=TOKEN)
     person.submit("/login", token=TOKEN)
@@ -175,7 +168,7 @@ def test_logging_out_ends_copies_of_the_cookie_too(visit: Any) -> None:
     assert "<h1>Overview" in person.submit("/login", token=TOKEN)
 
 
-def test_too_many_that_were_logged_out_end_all_that_were_given_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_that_were_logged_out_end_all_that_were_given_before(monkeypatch):
     monkeypatch.setattr(authentication, "MOST_ENDED", 10)
     clock = ManualClock()
     now_ms = clock.wall_ms()
@@ -192,10 +185,10 @@ def test_too_many_that_were_logged_out_end_all_that_were_given_before(monkeypatc
     assert known._ended == {given[0]}, "what is over by itself is not kept"
 
 
-def test_dashboards_at_the_ports_of_one_host_leave_each_other_logged_in(url: str, broker: Any) -> None:
+def test_dashboards_at_the_ports_of_one_host_leave_each_other_logged_in(url, broker):
     at = {number: dashboard(url, token=f"{TOKEN} {number}") for number in (1, 2)}
 
-    async def host(scope: Any, receive: Any, send: Any) -> None:
+    async def host(scope, receive, send):
         await at[scope["server"][1]](scope, receive, send)
 
     browser = Person(host)
@@ -208,7 +201,7 @@ def test_dashboards_at_the_ports_of_one_host_leave_each_other_logged_in(url: str
         assert browser.get(f"http://testserver:{number}/queues").status_code == 200
 
 
-def test_a_notice_of_another_program_on_this_host_is_not_shown(visit: Any, broker: Any) -> None:
+def test_a_notice_of_another_program_on_this_host_is_not_shown(visit, broker):
     person = visit(token=TOKEN)
     person.submit("/login", token=TOKEN)
     for value in ("UGF5IG1lLg==", "UGF5IG1lLg==.", "UGF5IG1lLg==.x", "x.y"):
@@ -216,13 +209,13 @@ def test_a_notice_of_another_program_on_this_host_is_not_shown(visit: Any, broke
         assert "Pay me" not in person.see("/queues")
 
 
-def way_back(root: str, target: str) -> str:
+def way_back(root, target):
     request = Request({"type": "http", "root_path": root, "headers": []})
     return RequestContext(request, DashboardSettings("", anonymous=True), User(""), log_audit("")).way_back(target)
 
 
 @pytest.mark.parametrize("target", ["//evil", "https://evil/", "/\\evil", "/..//evil", "/x/../../y", "x", "", "/a\nb"])
-def test_the_login_page_leads_to_this_site_only(target: str) -> None:
+def test_the_login_page_leads_to_this_site_only(target):
     assert way_back("", target) == "/"
     assert way_back("/fdb", target) == "/fdb/"
 
@@ -230,15 +223,15 @@ def test_the_login_page_leads_to_this_site_only(target: str) -> None:
 @pytest.mark.parametrize(
     "path", ["../admin/logout/", "%2e%2e/admin/logout/", ".%2E/admin", "x/%2e./%2e%2e/admin", "%2e"]
 )
-def test_the_way_back_does_not_lead_out_of_the_prefix(path: str) -> None:
+def test_the_way_back_does_not_lead_out_of_the_prefix(path):
     assert way_back("/fdb", f"/fdb/{path}") == "/fdb/"
 
 
 # -- other ways to log in ----------------------------------------------------------------------------------------------
 
 
-def test_a_hook_says_who_asks(visit: Any) -> None:
-    async def user(request: Any) -> User | str | None:
+def test_a_hook_says_who_asks(visit):
+    async def user(request):
         name = request.headers.get("x-user")
         return User(name, may_act=False) if name == "viewer" else name
 
@@ -251,13 +244,13 @@ def test_a_hook_says_who_asks(visit: Any) -> None:
 
 
 @pytest.mark.parametrize("nameless", ["", False, User(""), None])
-def test_a_hook_that_returns_a_nameless_user_is_answered_401(visit: Any, nameless: Any) -> None:
+def test_a_hook_that_returns_a_nameless_user_is_answered_401(visit, nameless):
     """As the name of Django's AnonymousUser, and of Starlette's UnauthenticatedUser."""
     assert visit(user=lambda _: nameless, read_only=False).get("/queues").status_code == 401
 
 
 @pytest.mark.parametrize("wrong", [True, 7, object(), ["alice"]])
-def test_a_hook_that_returns_no_user_is_a_mistake(visit: Any, wrong: Any) -> None:
+def test_a_hook_that_returns_no_user_is_a_mistake(visit, wrong):
     with pytest.raises(TypeError, match="User, a name, or None"):
         visit(user=lambda _: wrong, read_only=False).get("/queues")
 
@@ -280,7 +273,7 @@ def test_a_hook_that_returns_no_user_is_a_mistake(visit: Any, wrong: Any) -> Non
         ({"anonymous": True, "colour": "red"}, "colour"),
     ],
 )
-def test_a_mistake_is_told_when_the_dashboard_is_made(url: str, given: dict[str, Any], about: str) -> None:
+def test_a_mistake_is_told_when_the_dashboard_is_made(url, given, about):
     with pytest.raises(OptionError, match=about):
         dashboard(url, **given)
 
@@ -301,7 +294,7 @@ def test_a_mistake_is_told_when_the_dashboard_is_made(url: str, given: dict[str,
         ("localhost:evil", 421),
     ],
 )
-def test_another_sites_name_is_refused(visit: Any, url: str, host: str, status: int) -> None:
+def test_another_sites_name_is_refused(visit, url, host, status):
     """DNS rebinding: the browser still sends the name of the page that asks. It is the default of one for everybody."""
     assert visit(hosts=LOOPBACK).get("/", headers={"host": host}).status_code == status
     with Person(dashboard(url, anonymous=True, read_only=False)) as person:
@@ -310,7 +303,7 @@ def test_another_sites_name_is_refused(visit: Any, url: str, host: str, status: 
 
 @pytest.mark.parametrize("path", ["/", "/workers", "/events", "/login", "/static/live.js"])
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_a_page_of_another_site_loads_nothing_from_here(visit: Any, broker: Any, path: str, site: str) -> None:
+def test_a_page_of_another_site_loads_nothing_from_here(visit, broker, path, site):
     """An ``<img>``, a ``<script>``, a ``fetch`` or an ``<iframe>`` there; a person may follow a link."""
     person = visit()
     for mode, dest in (("no-cors", "image"), ("cors", "empty"), ("no-cors", "script"), ("navigate", "iframe")):
@@ -322,7 +315,7 @@ def test_a_page_of_another_site_loads_nothing_from_here(visit: Any, broker: Any,
 
 
 @pytest.mark.parametrize("path", ["/", "/queues", "/nowhere", "/static/live.js", "/events?x", "/login"])
-def test_each_answer_tells_the_browser_what_to_allow(visit: Any, path: str) -> None:
+def test_each_answer_tells_the_browser_what_to_allow(visit, path):
     answer = visit(token=TOKEN).get(path) if path.startswith("/events") else visit().get(path)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -332,7 +325,7 @@ def test_each_answer_tells_the_browser_what_to_allow(visit: Any, path: str) -> N
     assert answer.headers["cache-control"] == ("no-store" if "static" not in path else answer.headers["cache-control"])
 
 
-def test_no_template_has_a_script_or_a_style_in_it() -> None:
+def test_no_template_has_a_script_or_a_style_in_it():
     """The policy forbids them, so they would not run."""
     for path in (Path(celery_fdb.web.__file__).parent / "templates").glob("*.html"):
         text = path.read_text()
@@ -350,7 +343,7 @@ def test_no_template_has_a_script_or_a_style_in_it() -> None:
         {"sec-fetch-site": "same-site"},
     ],
 )
-def test_a_form_of_another_site_is_refused(visit: Any, headers: dict[str, str]) -> None:
+def test_a_form_of_another_site_is_refused(visit, headers):
     person = visit(token=TOKEN)
     fields = {"form_token": person.form_token(), "token": TOKEN}
     assert person.post("/login", data=fields, headers=headers).status_code == 403
@@ -358,14 +351,14 @@ def test_a_form_of_another_site_is_refused(visit: Any, headers: dict[str, str]) 
 
 
 @pytest.mark.parametrize("form_token", [None, "", "x" * 43, "\ud7ff"])
-def test_a_form_without_its_token_is_refused(visit: Any, form_token: str | None) -> None:
+def test_a_form_without_its_token_is_refused(visit, form_token):
     person = visit(token=TOKEN)
     person.form_token()
     fields = {"token": TOKEN} | ({} if form_token is None else {"form_token": form_token})
     assert person.post("/login", data=fields, headers=person.origin()).status_code == 403
 
 
-def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit: Any) -> None:
+def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit):
     answer = visit(token=TOKEN).post(
         "/login",
         data={"token": TOKEN, "form_token": ""},
@@ -375,12 +368,12 @@ def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit: Any) -
 
 
 @pytest.mark.parametrize(("size", "status"), [(9_000, 403), (11_000, 413)])
-def test_a_form_of_an_unknown_visitor_is_short(visit: Any, size: int, status: int) -> None:
+def test_a_form_of_an_unknown_visitor_is_short(visit, size, status):
     """A token is; else each of many connections could hold as much memory as an edited message may need."""
     visit(token=TOKEN).submit("/login", status=status, token="x" * size)
 
 
-def test_a_form_that_never_comes_is_not_waited_for(visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_that_never_comes_is_not_waited_for(visit, monkeypatch):
     monkeypatch.setattr("celery_fdb.web.page.FORM_S", 0.05)
     application = visit(token=TOKEN).app
     scope = {
@@ -393,15 +386,15 @@ def test_a_form_that_never_comes_is_not_waited_for(visit: Any, monkeypatch: pyte
         "client": ("10.0.0.7", 1),
     }
     begun = [{"type": "http.request", "body": b"token=", "more_body": True}]
-    sent: list[dict[str, Any]] = []
+    sent = []
 
-    async def receive() -> dict[str, Any]:
-        return begun.pop() if begun else await asyncio.Event().wait()  # type: ignore[return-value]
+    async def receive():
+        return begun.pop() if begun else await asyncio.Event().wait()
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message):
         sent.append(message)
 
-    async def scenario() -> None:
+    async def scenario():
         async with asyncio.timeout(DEADLINE_S):
             await application(scope, receive, send)
 
@@ -409,7 +402,7 @@ def test_a_form_that_never_comes_is_not_waited_for(visit: Any, monkeypatch: pyte
     assert sent[0]["status"] == 413
 
 
-def test_a_form_of_any_length_is_answered(visit: Any) -> None:
+def test_a_form_of_any_length_is_answered(visit):
     person = visit(token=TOKEN)
     for body in (b"x" * 2_000_000, b"&".join([b"a=1"] * 5_000), b"\xff\x00=%ff&%zz"):
         answer = person.post("/login", content=body, headers=person.origin())

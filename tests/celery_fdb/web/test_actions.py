@@ -1,30 +1,25 @@
 """What people do through the dashboard: asked, confirmed, done, and told in the audit."""
 
-from __future__ import annotations
-
 import html
 import logging
 import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from celery import Celery
 
 from celery_fdb.operations import action as action_module
 from celery_fdb.web.request_context import carried
-from kombu_fdb import Broker
 
 
-def boxes(page: str) -> list[str]:
+def boxes(page):
     return re.findall(r'name="selected" value="([^"]+)"', page)
 
 
-def fields(page: str) -> dict[str, Any]:
+def fields(page):
     """Of the question's form, as a browser sends it on."""
-    found: dict[str, Any] = {}
+    found = {}
     for name, value in re.findall(
         r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page.split("<form class")[1]
     ):
@@ -32,20 +27,20 @@ def fields(page: str) -> dict[str, Any]:
     return found
 
 
-def do(operator: Any, **asked: str) -> str:
+def do(operator, **asked):
     """Asked, and confirmed."""
     return str(operator.submit("/act", **{**fields(operator.submit("/act", **asked)), **asked}))
 
 
 @pytest.fixture
-def deaths(app: Celery, broker: Broker) -> None:
+def deaths(app, broker):
     for number in range(3):
         app.send_task(f"shop.task{number}", queue="jobs", task_id=f"t{number}", headers={"fair_key": "acme"})
     for job in broker.queue("jobs").take_many(3, 0):
         job.bury(error="it broke, token=x1y2z3")
 
 
-def test_pause_and_resume_a_queue_and_a_key(operator: Any, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_pause_and_resume_a_queue_and_a_key(operator, broker, caplog):
     jobs = broker.queue("jobs")
     jobs.put("a", key="acme")
     with caplog.at_level(logging.INFO, "celery_fdb.audit"):
@@ -61,7 +56,7 @@ def test_pause_and_resume_a_queue_and_a_key(operator: Any, broker: Broker, caplo
     assert jobs.limits("acme").paused
 
 
-def test_cancel_what_is_selected(operator: Any, app: Celery, broker: Broker) -> None:
+def test_cancel_what_is_selected(operator, app, broker):
     for number in range(3):
         app.send_task("shop.pay", queue="jobs", task_id=f"t{number}")
     spots = boxes(operator.see("/messages", queue="jobs"))
@@ -74,22 +69,20 @@ def test_cancel_what_is_selected(operator: Any, app: Celery, broker: Broker) -> 
     assert broker.queue("jobs").count() == 1
 
 
-def test_dead_letters_by_cause_lead_to_their_letters(operator: Any, deaths: None) -> None:
+def test_dead_letters_by_cause_lead_to_their_letters(operator, deaths):
     assert "jobs.dead" in operator.see("/dead")
     page = operator.see("/dead", queue="jobs.dead")
     assert page.count("rejected") >= 3
     assert page.count('value="replay_all"') == 4, "of each cause, and of the queue"
     link = re.search(r'href="(/messages\?[^"]*task1[^"]*)"', page)
-    assert link is not None
     letters = operator.see(html.unescape(link[1]))
     assert len(boxes(letters)) == 1
     letter = re.search(r'href="(/message\?[^"]*)"', letters)
-    assert letter is not None
     for each in (page, letters, operator.see(html.unescape(letter[1]))):
         assert ("it broke, token=" in each, "x1y2z3" in each) == (True, False)
 
 
-def test_a_cause_is_replayed_in_all_queues(operator: Any, broker: Broker, deaths: None) -> None:
+def test_a_cause_is_replayed_in_all_queues(operator, broker, deaths):
     broker.queue("other").put("x")
     broker.queue("other").take(0).bury(error="broke")
     assert "/causes" in operator.see("/dead")
@@ -105,11 +98,11 @@ def test_a_cause_is_replayed_in_all_queues(operator: Any, broker: Broker, deaths
     assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
 
 
-def test_messages_are_filtered_and_paged(visit: Any, app: Celery, broker: Broker) -> None:
+def test_messages_are_filtered_and_paged(visit, app, broker):
     for number in range(7):
         app.send_task("shop.pay" if number % 2 else "shop.mail", queue="jobs", task_id=f"id{number}")
     person = visit(page_size=2)
-    seen: list[str] = []
+    seen = []
     address = "/messages?queue=jobs&task=shop.mail"
     while address:
         page = person.see(address)
@@ -121,7 +114,7 @@ def test_messages_are_filtered_and_paged(visit: Any, app: Celery, broker: Broker
     assert "must be a date" in person.see("/messages", 422, queue="jobs", since="yesterday")
 
 
-def test_what_waits_to_be_retried_is_found_by_its_last_error(operator: Any, app: Celery) -> None:
+def test_what_waits_to_be_retried_is_found_by_its_last_error(operator, app):
     attempts = [{"time": "2031-05-05T12:00:00.000+00:00", "error": "shop.errors.Declined: no cover"}]
     app.send_task("shop.pay", queue="jobs", task_id="again", countdown=60, headers={"fdb_attempts": attempts})
     app.send_task("shop.pay", queue="jobs", task_id="first", countdown=60)
@@ -134,13 +127,12 @@ def test_what_waits_to_be_retried_is_found_by_its_last_error(operator: Any, app:
     ) == ["first"]
 
 
-def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: Any, app: Celery) -> None:
+def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit, app):
     masked = {"x-api-token": "x1y2z3", "inner": {"password": "x1y2z3"}}
     arguments = {"args": ("a secret",), "kwargs": {"name": "a secret"}}
     app.send_task("shop.pay", **arguments, queue="jobs", task_id="t", headers=masked, correlation_id="token=x1y2z3")
     person, allowed = visit(), visit(show_bodies=True)
     link = re.search(r'href="(/message\?[^"]+)"', person.see("/messages", queue="jobs"))
-    assert link is not None
     address = html.unescape(link[1])
     for page in (person.see(address), person.see(f"{address}&body=1"), allowed.see(address)):
         assert "shop.pay" in page
@@ -150,7 +142,7 @@ def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: A
     assert ("a secret" in page, "x1y2z3" in page) == (True, False)
 
 
-def test_messages_are_found_by_their_arguments_if_those_may_be_seen(visit: Any, app: Celery, broker: Broker) -> None:
+def test_messages_are_found_by_their_arguments_if_those_may_be_seen(visit, app, broker):
     """To other visitors, neither a page nor the number in a question reveals them."""
     app.send_task("shop.pay", args=("Acme",), kwargs={"order": 7}, queue="jobs", task_id="first")
     app.send_task("shop.pay", args=("globex",), queue="jobs", task_id="other")
@@ -164,18 +156,17 @@ def test_messages_are_found_by_their_arguments_if_those_may_be_seen(visit: Any, 
     assert "hidden" in blind.see("/act", 403, action="cancel_all", queue="jobs", arguments="acme")
 
 
-def choices(page: str, kind: str) -> list[str]:
+def choices(page, kind):
     found = re.search(rf'<datalist id="known-{kind}">(.*?)</datalist>', page)
-    assert found is not None
     assert f'list="known-{kind}"' in page
     return [html.unescape(each) for each in re.findall(r'value="([^"]*)"', found[1])]
 
 
-def mail() -> None:
+def mail():
     """A task of the app's."""
 
 
-def test_names_are_completed(operator: Any, app: Celery, broker: Broker) -> None:
+def test_names_are_completed(operator, app, broker):
     """Tasks of the app and of the page, keys of the queue, and queues."""
     app.task(mail, name="shop.mail")
     app.send_task("shop.pay", queue="jobs", headers={"fair_key": "acme"})
@@ -188,13 +179,13 @@ def test_names_are_completed(operator: Any, app: Celery, broker: Broker) -> None
     assert choices(operator.see("/act", action="move", queue="jobs"), "queue") == ["jobs"]
 
 
-def test_a_task_is_found_by_its_id(viewer: Any, app: Celery) -> None:
+def test_a_task_is_found_by_its_id(viewer, app):
     app.send_task("shop.pay", queue="jobs", task_id="t1")
     assert "shop.pay" in viewer.see("/task", id=" t1 ")
     assert "Nothing is known about this task" in viewer.see("/task", id="t2")
 
 
-def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
+def test_keys_by_their_beginning_in_pages(visit, broker):
     for number in range(5):
         broker.queue("jobs").put("x", key=f"eu/{number}")
     broker.queue("jobs").put("x", key="us/1")
@@ -202,18 +193,16 @@ def test_keys_by_their_beginning_in_pages(visit: Any, broker: Broker) -> None:
     page = person.see("/keys", queue="jobs", prefix="eu/")
     assert ("eu/0" in page, "eu/2" in page, "us/1" in page) == (True, False, False)
     following = re.search(r'href="([^"]*after=[^"]*)">Next', page)
-    assert following is not None
     assert "eu/2" in person.see(html.unescape(following[1]))
 
 
-def test_the_filter_and_the_page_stay_through_an_action(visit: Any, broker: Broker) -> None:
+def test_the_filter_and_the_page_stay_through_an_action(visit, broker):
     """Of the list, and from a message's own page back to it."""
     person = visit(read_only=False, show_bodies=True, page_size=2)
     for number in range(5):
         broker.queue("jobs").put(str(number), key="acme", delay=600)
     page = person.see("/messages", queue="jobs", state="delayed", key="acme")
     following = re.search(r'href="([^"]+)">Next page', page)
-    assert following is not None
     address = html.unescape(following[1])
     page = person.see(address)
     ways = {html.unescape(each) for each in re.findall(r'name="back" value="([^"]+)"', page)}
@@ -221,13 +210,12 @@ def test_the_filter_and_the_page_stay_through_an_action(visit: Any, broker: Brok
         frozenset(parse_qsl(urlsplit(address).query))
     }
     link = re.search(r'<th scope="row"><a href="(/message\?[^"]+)"', page)
-    assert link is not None
     on_its_page = person.see(html.unescape(link[1]))
     assert ways == {html.unescape(each) for each in re.findall(r'name="back" value="([^"]+)"', on_its_page)}
     assert "evil" not in person.see(html.unescape(link[1]).partition("&back=")[0] + "&back=//evil.example")
 
 
-def test_a_question_has_an_address_for_back_reload_and_bookmarks(operator: Any, app: Celery, broker: Broker) -> None:
+def test_a_question_has_an_address_for_back_reload_and_bookmarks(operator, app, broker):
     """Of what was selected, too, with names that no browser sends as they are."""
     name = "jobs\r\n\0"
     for number in range(50):
@@ -257,7 +245,7 @@ def test_a_question_has_an_address_for_back_reload_and_bookmarks(operator: Any, 
     assert "There is no such message" in operator.see("/act", 404, action="cancel", queue="jobs", packed="AAAA")
 
 
-def test_a_question_with_too_long_an_address_is_shown_at_once(operator: Any, broker: Broker) -> None:
+def test_a_question_with_too_long_an_address_is_shown_at_once(operator, broker):
     sent = {
         "form_token": operator.form_token(),
         "action": "purge",
@@ -269,7 +257,7 @@ def test_a_question_with_too_long_an_address_is_shown_at_once(operator: Any, bro
     assert "Delete 0 waiting messages of jobs" in answer.text
 
 
-def test_fields_of_any_name_lead_to_the_question(operator: Any) -> None:
+def test_fields_of_any_name_lead_to_the_question(operator):
     question = operator.submit("/act", action="purge", queue="jobs", page="1", root="/elsewhere", template="x")
     assert "Delete 0 waiting messages of jobs" in question
 
@@ -277,7 +265,7 @@ def test_fields_of_any_name_lead_to_the_question(operator: Any) -> None:
 # -- who may not -------------------------------------------------------------------------------------------------------
 
 
-def test_a_dashboard_that_only_shows_has_no_buttons_and_refuses(viewer: Any, broker: Broker, deaths: None) -> None:
+def test_a_dashboard_that_only_shows_has_no_buttons_and_refuses(viewer, broker, deaths):
     letter = re.search(r'href="(/message\?[^"]*)"', viewer.see("/messages?queue=jobs.dead"))
     assert letter is not None
     for address in (
@@ -292,7 +280,7 @@ def test_a_dashboard_that_only_shows_has_no_buttons_and_refuses(viewer: Any, bro
     assert not broker.queue("jobs").control().paused
 
 
-def test_a_user_who_may_not_act_does_not(visit: Any, broker: Broker) -> None:
+def test_a_user_who_may_not_act_does_not(visit, broker):
     from celery_fdb.web import User
 
     person = visit(user=lambda _: User("eve", may_act=False, may_see_bodies=False), read_only=False, show_bodies=True)
@@ -302,7 +290,7 @@ def test_a_user_who_may_not_act_does_not(visit: Any, broker: Broker) -> None:
     assert not broker.queue("jobs").control().paused
 
 
-def test_an_action_needs_a_post_and_its_token(operator: Any, broker: Broker) -> None:
+def test_an_action_needs_a_post_and_its_token(operator, broker):
     broker.queue("jobs").put("x")
     operator.form_token()
     assert "Stop delivering" in operator.see("/act", action="pause", queue="jobs", confirmed="yes"), "a question only"
@@ -312,18 +300,18 @@ def test_an_action_needs_a_post_and_its_token(operator: Any, broker: Broker) -> 
 
 
 @pytest.mark.parametrize("given", [{}, {"action": "nonsense"}, {"action": "replay", "selected": "x"}])
-def test_an_action_without_what_it_needs_changes_nothing(operator: Any, given: dict[str, str]) -> None:
+def test_an_action_without_what_it_needs_changes_nothing(operator, given):
     assert "There is no such" in operator.submit("/act", status=404, queue="jobs", **given)
 
 
-def test_an_action_on_nothing_selected_says_so(operator: Any, broker: Broker) -> None:
+def test_an_action_on_nothing_selected_says_so(operator, broker):
     broker.queue("jobs").put("x")
     page = operator.submit("/act", action="cancel", queue="jobs", back="/messages?queue=jobs")
     assert "Select messages first." in page
     assert broker.queue("jobs").count() == 1
 
 
-def test_the_way_back_stays_here(operator: Any) -> None:
+def test_the_way_back_stays_here(operator):
     fields = {"action": "pause", "queue": "jobs", "back": "//evil.example/", "form_token": operator.form_token()}
     answer = operator.post("/act", data=fields, headers=operator.origin(), follow_redirects=False)
     assert answer.headers["location"] == "/"
@@ -332,7 +320,7 @@ def test_the_way_back_stays_here(operator: Any) -> None:
 # -- actions with forms ------------------------------------------------------------------------------------------------
 
 
-def test_limits_are_shown_and_set_by_a_form(operator: Any, broker: Broker) -> None:
+def test_limits_are_shown_and_set_by_a_form(operator, broker):
     broker.queue("jobs").put("x", key="acme")
     broker.queue("jobs").limit("acme", rate=2.5)
     question = operator.submit("/act", action="limit", queue="jobs", key="acme")
@@ -346,9 +334,7 @@ def test_limits_are_shown_and_set_by_a_form(operator: Any, broker: Broker) -> No
     assert (limits.weight, round(limits.rate or 0, 3)) == (3, 1.667)
 
 
-def test_an_unknown_name_of_a_task_is_said_before_it_is_published(
-    operator: Any, broker: Broker, app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_name_of_a_task_is_said_before_it_is_published(operator, broker, app, monkeypatch):
     """On the question, which is the form; and it is published if that is meant so."""
     answers = {"w@test": ["shop.pay"]}
     monkeypatch.setattr(app.control, "inspect", lambda timeout: SimpleNamespace(registered=lambda: answers))
@@ -364,7 +350,7 @@ def test_an_unknown_name_of_a_task_is_said_before_it_is_published(
     assert "Published shop.pay" in operator.submit("/act", **{**given, "task": "shop.pay"})
 
 
-def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> None:
+def test_a_queue_is_moved_purged_and_deleted(operator, broker):
     broker.queue("jobs").put_many("abc")
     broker.queue("other").put("x")
     assert '<option value="other">' in operator.submit("/act", action="move", queue="jobs")
@@ -379,7 +365,7 @@ def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> N
     assert "other" not in broker.queues()
 
 
-def test_only_the_letters_of_one_cause_are_replayed(operator: Any, broker: Broker, deaths: None) -> None:
+def test_only_the_letters_of_one_cause_are_replayed(operator, broker, deaths):
     question = operator.submit("/act", action="replay_all", queue="jobs.dead", task="shop.task1", reason="rejected")
     assert "that match task=shop.task1, reason=failed or rejected, each to" in question
     operator.submit("/act", action="replay_all", queue="jobs.dead", confirmed="yes", task="shop.task1")
@@ -388,7 +374,7 @@ def test_only_the_letters_of_one_cause_are_replayed(operator: Any, broker: Broke
     assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
 
 
-def test_a_question_is_put_anew_if_it_is_about_others_now(operator: Any, broker: Broker, deaths: None) -> None:
+def test_a_question_is_put_anew_if_it_is_about_others_now(operator, broker, deaths):
     question = operator.submit("/act", action="discard_all", queue="jobs.dead")
     assert "Delete 3 dead letters of jobs.dead for good?" in question
     broker.dead_letters("jobs.dead").discard(1)
@@ -399,9 +385,9 @@ def test_a_question_is_put_anew_if_it_is_about_others_now(operator: Any, broker:
     assert "Discarded 2 dead letters" in operator.submit("/act", action="discard_all", **fields(anew))
 
 
-def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery, broker: Broker) -> None:
+def test_arguments_are_edited_by_those_who_may_see_them(visit, app, broker):
     app.send_task("shop.pay", args=("acme",), queue="jobs", task_id="t")
-    broker.queue("jobs").take(0).bury()  # type: ignore[union-attr]
+    broker.queue("jobs").take(0).bury()
     blind, operator = visit(read_only=False), visit(app=app, read_only=False, show_bodies=True)
     page = blind.see("/messages", queue="jobs.dead")
     assert "Edit and replay" not in page
@@ -415,7 +401,7 @@ def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery,
     assert b"globex" in found.payload
 
 
-def test_a_waiting_message_is_rescheduled_by_a_form(operator: Any, app: Celery, broker: Broker) -> None:
+def test_a_waiting_message_is_rescheduled_by_a_form(operator, app, broker):
     app.send_task("shop.pay", queue="jobs")
     (spot,) = boxes(operator.see("/messages", queue="jobs"))
     question = operator.submit("/act", action="reschedule", queue="jobs", selected=spot)
@@ -437,7 +423,7 @@ def test_a_waiting_message_is_rescheduled_by_a_form(operator: Any, app: Celery, 
 # -- never on more than was asked for ----------------------------------------------------------------------------------
 
 
-def test_cancel_all_of_the_page_of_the_delayed_leaves_the_ready(operator: Any, app: Celery, broker: Broker) -> None:
+def test_cancel_all_of_the_page_of_the_delayed_leaves_the_ready(operator, app, broker):
     for number in range(3):
         app.send_task("shop.now", queue="jobs", task_id=f"now{number}")
         app.send_task("shop.later", queue="jobs", task_id=f"later{number}", countdown=3600)
@@ -455,12 +441,12 @@ def test_cancel_all_of_the_page_of_the_delayed_leaves_the_ready(operator: Any, a
 ODD = ["a\x00b", "a\nb", "a\r\nb", "\rx\n", "\u202e", "100%25", "%00", "x.quoted", " ", ""]
 
 
-def as_a_browser_sends(value: str) -> str:
+def as_a_browser_sends(value):
     return re.sub("\r\n|\r|\n", "\r\n", value.replace("\x00", "\ufffd"))
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_form_leads_to_the_queue_and_the_key_that_it_is_about(operator: Any, broker: Broker, name: str) -> None:
+def test_a_form_leads_to_the_queue_and_the_key_that_it_is_about(operator, broker, name):
     """Browsers can't send every text; and a name that is another one in a form may be that of another queue."""
     queue, others = broker.queue(name), {as_a_browser_sends(name), f"{name}x"} - {name}
     for each in (name, *others):
@@ -477,16 +463,14 @@ def test_a_form_leads_to_the_queue_and_the_key_that_it_is_about(operator: Any, b
     assert [broker.queue(each).count() for each in others] == [1] * len(others)
 
 
-def test_what_is_quoted_wrongly_is_a_page(operator: Any) -> None:
+def test_what_is_quoted_wrongly_is_a_page(operator):
     for value in ("%ff", "%", "%ed%a0%80", "%zz"):
         assert operator.post(
             "/act", data={"form_token": operator.form_token(), "action": "purge", "queue.quoted": value}
         ).status_code in {200, 422}
 
 
-def test_an_action_on_one_key_goes_on_with_that_key(
-    operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_action_on_one_key_goes_on_with_that_key(operator, broker, monkeypatch):
     monkeypatch.setattr("kombu_fdb.engine.messages.move.MESSAGES_PER_TRANSACTION", 2)
     monkeypatch.setattr(action_module, "MOST_PARTS", 1)
     for key in ("acme", "other"):
@@ -500,7 +484,7 @@ def test_an_action_on_one_key_goes_on_with_that_key(
     assert {key: each.ready for key, each in broker.queue("jobs").keys().items()} == {"other": 5}
 
 
-def test_a_key_is_not_purged_by_an_action_on_the_whole_queue(operator: Any, broker: Broker) -> None:
+def test_a_key_is_not_purged_by_an_action_on_the_whole_queue(operator, broker):
     for key in ("acme", "other"):
         broker.queue("jobs").put("a", key=key)
     assert "not for one key" in operator.submit("/act", status=422, action="purge", queue="jobs", key="acme")
@@ -509,9 +493,7 @@ def test_a_key_is_not_purged_by_an_action_on_the_whole_queue(operator: Any, brok
     assert broker.queue("jobs").count() == 2
 
 
-def test_the_audit_does_not_repeat_arguments_that_were_refused(
-    operator: Any, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_audit_does_not_repeat_arguments_that_were_refused(operator, broker, caplog):
     broker.queue("jobs").put("a")
     with caplog.at_level(logging.INFO, "celery_fdb.audit"):
         for args in ('{"card": "4111-2222"}', '["4111-2222"', '"4111-2222"'):
@@ -520,7 +502,7 @@ def test_the_audit_does_not_repeat_arguments_that_were_refused(
     assert "4111" not in caplog.text
 
 
-def test_a_name_does_not_turn_the_question_around(operator: Any, broker: Broker) -> None:
+def test_a_name_does_not_turn_the_question_around(operator, broker):
     """Written from right to left, a question would ask for something else than what is done."""
     name = "jobs\u202e\u2066x"
     broker.queue(name).put("a")

@@ -1,14 +1,10 @@
 """The dashboard in a real browser, over a shop with a real worker: what a person sees, and how they get around."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
@@ -29,10 +25,9 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(1200), pytest.mark.xdist_
 class Shop(Programs):
     """Its broker, and its processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.url = f"fdb+sqlite:///{directory}/broker.db"
         spec = importlib.util.spec_from_file_location("shop", HERE / "shop.py")
-        assert spec is not None
         assert spec.loader is not None
         self.tasks = importlib.util.module_from_spec(spec)
         shared = set(_state._on_app_finalizers)
@@ -42,13 +37,13 @@ class Shop(Programs):
         _state._on_app_finalizers &= shared  # its tasks are for no app of another test, which may come in between
         super().__init__(directory, environ)
 
-    def start_worker(self) -> None:
+    def start_worker(self):
         options = ("-c", "4", "-P", "threads", "-l", "INFO", "-n", "worker1@shop")
         queues = ("-Q", "orders,payments,mails,renders,reports")
         log = self.start("worker", "-m", "celery", "-A", "shop", "worker", *options, *queues)
         until(lambda: " ready." in log.read_text(), say=log.read_text)
 
-    def start_dashboard(self, *options: str) -> str:
+    def start_dashboard(self, *options):
         """Its address."""
         log = self.start("web", "-m", "celery", "-A", "shop", "fdb", "web", "--port", "0", *options)
         found = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", log.read_text()), say=log.read_text)
@@ -56,7 +51,7 @@ class Shop(Programs):
 
 
 @pytest.fixture(scope="session")  # to start it takes five seconds, and these tests stand between others
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(tmp_path_factory):
     """Some orders are done, some wait, three payments have failed, a queue is paused and a key is limited."""
     shop = Shop(tmp_path_factory.mktemp("shop"))
     with Broker.open(shop.url) as broker:
@@ -76,26 +71,26 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 @pytest.fixture(scope="session")
-def address(shop: Shop) -> str:
+def address(shop):
     return shop.start_dashboard("--write", "--show-bodies")
 
 
 @pytest.fixture
-def window(chromium: Any, address: str) -> Window:
+def window(chromium, address):
     window = Window(chromium, address)
     window.look()
     window.complaints()
     return window
 
 
-def workflow(window: Window) -> str:
+def workflow(window):
     """The id of one, as soon as it is in the history."""
     window.open("/workflows")
     until(lambda: window.browser.find_elements("css selector", "tbody a") or window.browser.refresh())
     return parse_qs(urlsplit(window.find("tbody a").get_attribute("href")).query)["id"][0]
 
 
-def pages(window: Window) -> list[tuple[str, dict[str, str]]]:
+def pages(window):
     root = workflow(window)
     window.open("/messages", queue="payments.dead")
     spot = window.find("input[name=selected]").get_attribute("value")
@@ -135,7 +130,7 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_each_page_is_accessible_and_fits(window: Window, size: tuple[int, int]) -> None:
+def test_each_page_is_accessible_and_fits(window, size):
     """axe-core finds nothing, targets are 24 px or apart, nothing is too wide or breaks the policy."""
     for path, query in pages(window):
         window.open(path, **query)
@@ -156,7 +151,7 @@ OUTSIDE = """return [...document.querySelectorAll("table.data :is(th, td), main 
     .map((each) => each.outerHTML.slice(0, 200))"""
 
 
-def check(window: Window, size: tuple[int, int], what: str) -> None:
+def check(window, size, what):
     """The dark theme changes nothing but colors."""
     window.look(size)
     assert window.run("return document.documentElement.scrollWidth") <= size[0], what
@@ -169,7 +164,7 @@ def check(window: Window, size: tuple[int, int], what: str) -> None:
     assert not bad, what
 
 
-def test_axe_finds_what_is_wrong(window: Window) -> None:
+def test_axe_finds_what_is_wrong(window):
     window.open("/nowhere")
     window.run(
         "const main = document.querySelector('main');"
@@ -180,18 +175,17 @@ def test_axe_finds_what_is_wrong(window: Window) -> None:
     assert {"image-alt", "button-name", "target-size"} <= {each["id"] for each in violations(window)}
 
 
-def violations(window: Window, rule: str = "") -> list[Any]:
+def violations(window, rule=""):
     """Those of the one rule; of all if none is named."""
-    options: dict[str, Any] = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
+    options = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
     if rule:
         options["runOnly"] = [rule]
-    found: list[Any] = window.browser.execute_async_script(
+    return window.browser.execute_async_script(
         "axe.run(document, arguments[0]).then((each) => arguments[1](each.violations));", options
     )
-    return found
 
 
-def test_the_overview_is_live(window: Window, shop: Shop) -> None:
+def test_the_overview_is_live(window, shop):
     """Numbers, trend and charts change by themselves, and the page says whether they do."""
     window.open("/")
     window.wait_for("#live", "^live$")
@@ -215,12 +209,12 @@ def test_the_overview_is_live(window: Window, shop: Shop) -> None:
     assert not window.complaints()
 
 
-def test_charts_are_there_for_who_comes_first(window: Window, shop: Shop) -> None:
+def test_charts_are_there_for_who_comes_first(window, shop):
     """They are of what the workers have written, without a script, and each period has its own."""
     with Broker.open(shop.url) as broker:
         until(lambda: len(broker.inspect.samples("hour")) > 1)
 
-    def drawn() -> bool:
+    def drawn():
         window.open("/")
         return len(window.browser.find_elements("css selector", "figure svg")) == 5
 
@@ -246,7 +240,7 @@ FOCUS = """const each = document.activeElement, style = getComputedStyle(each), 
     return [each.outerHTML.slice(0, 200), isSeen, each === document.body]"""
 
 
-def test_all_of_each_page_is_reached_by_keyboard(window: Window) -> None:
+def test_all_of_each_page_is_reached_by_keyboard(window):
     """By Tab, whatever one can act on, one after the other, to the end and out again; and one sees where one is."""
     from selenium.webdriver import Keys
 
@@ -274,7 +268,7 @@ def test_all_of_each_page_is_reached_by_keyboard(window: Window) -> None:
 TAKE_FOCUS = "const found = document.querySelector('#found'); found.tabIndex = -1; found.focus();"
 
 
-def test_what_has_the_focus_stays_where_a_page_reads_itself_again(window: Window) -> None:
+def test_what_has_the_focus_stays_where_a_page_reads_itself_again(window):
     window.open("/sessions")
     window.run(TAKE_FOCUS)
     window.run("document.addEventListener('htmx:beforeRequest', () => { document.body.dataset.asked = 'yes'; })")
@@ -283,7 +277,7 @@ def test_what_has_the_focus_stays_where_a_page_reads_itself_again(window: Window
     assert window.run("return document.activeElement.id") == "found"
 
 
-def test_what_gets_the_focus_while_the_answer_is_on_its_way_keeps_it(window: Window) -> None:
+def test_what_gets_the_focus_while_the_answer_is_on_its_way_keeps_it(window):
     window.open("/sessions")
     window.run(f"""document.addEventListener("htmx:beforeSend", () => {{ {TAKE_FOCUS} }});
         document.addEventListener("htmx:afterRequest", () => {{ document.body.dataset.answered = "yes"; }})""")
@@ -291,7 +285,7 @@ def test_what_gets_the_focus_while_the_answer_is_on_its_way_keeps_it(window: Win
     assert window.run("return document.activeElement.id") == "found"
 
 
-def test_all_is_reached_by_keyboard(window: Window) -> None:
+def test_all_is_reached_by_keyboard(window):
     from selenium.webdriver import Keys
 
     window.open("/messages", queue="payments.dead")
@@ -315,7 +309,7 @@ def test_all_is_reached_by_keyboard(window: Window) -> None:
     assert window.run("return document.querySelector('button[value=replay]').disabled") is False
 
 
-def test_why_a_message_died_and_what_it_says_is_seen_at_once(window: Window) -> None:
+def test_why_a_message_died_and_what_it_says_is_seen_at_once(window):
     """Its body, where that may be shown, its error and its traceback stand above all that it has besides."""
     window.open("/messages", queue="payments.dead")
     window.find("tbody th a").click()
@@ -328,7 +322,7 @@ def test_why_a_message_died_and_what_it_says_is_seen_at_once(window: Window) -> 
     assert "in pay" in window.text("section[aria-label=Death] pre")
 
 
-def test_a_person_replays_a_dead_letter(window: Window, shop: Shop) -> None:
+def test_a_person_replays_a_dead_letter(window, shop):
     with Broker.open(shop.url) as broker:
         before = broker.queue("payments.dead").count()
         window.open("/messages", queue="payments.dead")
@@ -340,7 +334,7 @@ def test_a_person_replays_a_dead_letter(window: Window, shop: Shop) -> None:
         until(lambda: broker.queue("payments.dead").count() == before, say=lambda: "it dies again")
 
 
-def test_a_worker_is_asked_and_answers(window: Window) -> None:
+def test_a_worker_is_asked_and_answers(window):
     window.open("/workers")
     window.wait_for("main", "worker1@shop")
     window.find("button[value=worker_rate]").click()
@@ -352,13 +346,13 @@ def test_a_worker_is_asked_and_answers(window: Window) -> None:
     window.wait_for(".notice", "new rate limit set successfully")
 
 
-def test_a_workflow_is_a_tree(window: Window) -> None:
+def test_a_workflow_is_a_tree(window):
     workflow(window)
     window.find("tbody a").click()
     window.wait_for("main", "shop.render")
 
 
-def test_typing_filters_without_a_button(window: Window) -> None:
+def test_typing_filters_without_a_button(window):
     window.open("/queues")
     window.find("input[name=q]").send_keys("pay")
     until(lambda: window.run("return document.querySelectorAll('tbody tr').length") == 1)
@@ -368,7 +362,7 @@ def test_typing_filters_without_a_button(window: Window) -> None:
 
 
 @pytest.fixture
-def berlin(window: Window) -> Iterator[None]:
+def berlin(window):
     window.browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
     yield
     window.browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
@@ -381,7 +375,7 @@ CHOOSE = """const each = document.querySelector(arguments[0]);
 
 
 @pytest.mark.usefixtures("berlin")
-def test_times_to_filter_by_are_in_the_zone_of_the_table_and_addresses_in_utc(window: Window, shop: Shop) -> None:
+def test_times_to_filter_by_are_in_the_zone_of_the_table_and_addresses_in_utc(window, shop):
     """Also of the hour that a day has twice: what was not chosen anew stays the moment that it was."""
     for hour, zone in (("00", "GMT+2"), ("01", "GMT+1")):
         window.open("/runs", since=f"2026-10-25T{hour}:30:15Z")
@@ -401,7 +395,7 @@ def test_times_to_filter_by_are_in_the_zone_of_the_table_and_addresses_in_utc(wi
         assert "GMT+2" in window.text("label:has(input[type=datetime-local])")
 
 
-def test_a_year_that_no_moment_has_can_not_be_typed(window: Window) -> None:
+def test_a_year_that_no_moment_has_can_not_be_typed(window):
     """The address would keep the moment before, and the field show another."""
     window.open("/runs")
     window.find(PICKED).send_keys("0101120261")
@@ -412,7 +406,7 @@ def test_a_year_that_no_moment_has_can_not_be_typed(window: Window) -> None:
 
 
 @pytest.mark.usefixtures("berlin")
-def test_a_message_is_due_when_the_reader_chose(window: Window, shop: Shop) -> None:
+def test_a_message_is_due_when_the_reader_chose(window, shop):
     with Broker.open(shop.url) as broker:
         broker.queue("mails").put("x", delay=3_600)
         window.open("/messages", queue="mails", state="delayed")
@@ -425,7 +419,7 @@ def test_a_message_is_due_when_the_reader_chose(window: Window, shop: Shop) -> N
 
 
 @pytest.mark.usefixtures("berlin")
-def test_a_chart_says_in_which_zone_its_times_are(window: Window) -> None:
+def test_a_chart_says_in_which_zone_its_times_are(window):
     window.open("/queue", queue="payments")
     until(lambda: window.browser.find_elements("css selector", ".plot") or window.browser.refresh())
     zone = window.text("#live time") or window.run("return document.querySelector('.plot [data-zone]').textContent")
@@ -433,7 +427,7 @@ def test_a_chart_says_in_which_zone_its_times_are(window: Window) -> None:
     assert window.text(".plot [data-zone]") in {"GMT+1", "GMT+2"}
 
 
-def test_the_theme_is_chosen_and_kept(window: Window) -> None:
+def test_the_theme_is_chosen_and_kept(window):
     window.look(theme="light")
     window.open("/")
     light = window.run("return getComputedStyle(document.body).backgroundColor")

@@ -1,10 +1,6 @@
 """Charts: of what is in the store, with gaps where nothing was written."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from celery.states import FAILURE, SUCCESS
@@ -15,14 +11,13 @@ from celery_fdb.inspection.formats import moment
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, charts_of, rounded_up
 from celery_fdb.web.request_context import FORMS
-from kombu_fdb import Broker
-from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Span, write
+from kombu_fdb.engine.metrics.samples import QueueSample, Sample, write
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     """Some minutes behind, at the beginning of a slot."""
     clock = ManualClock()
     now_s = Clock().wall_ms() // 1000
@@ -30,7 +25,7 @@ def clock() -> ManualClock:
     return clock
 
 
-def keep(broker: Broker, clock: ManualClock, span: Any, *at: tuple[float, dict[str, tuple[int, int]]]) -> None:
+def keep(broker, clock, span, *at):
     """Samples, by how many seconds ago; of each queue how many wait, and how many were acked."""
     for ago_s, queues in at:
         found = {
@@ -41,14 +36,14 @@ def keep(broker: Broker, clock: ManualClock, span: Any, *at: tuple[float, dict[s
         broker._engine.transactions.write(lambda work, one=sample: write(work, [SERIES[span]], one))
 
 
-def drawn_of(broker: Broker, clock: ManualClock, span: Any = "hour", queue: str | None = None) -> dict[str, Any]:
+def drawn_of(broker, clock, span="hour", queue=None):
     """The page sees what the sample of now has, if there is one."""
     last = next(iter(broker.inspect.samples(span)[-1:]), None)
     queues = last.queues if last is not None and last.taken_ms == clock.wall_ms() else {}
     return charts_of(broker, span, clock, seen(clock, queues), queue=queue)
 
 
-def seen(clock: ManualClock, queues: Mapping[str, QueueSample]) -> Overview:
+def seen(clock, queues):
     views = [
         QueueView(name, each.ready, each.delayed, each.leased, oldest_age_s=each.ready, totals=dict(each.totals))
         for name, each in queues.items()
@@ -56,11 +51,11 @@ def seen(clock: ManualClock, queues: Mapping[str, QueueSample]) -> Overview:
     return Overview(clock.wall_ms(), "", views, [])
 
 
-def charts(broker: Broker, clock: ManualClock, span: str = "hour", queue: str | None = None) -> dict[str, Any]:
+def charts(broker, clock, span="hour", queue=None):
     return {each["title"].split()[0].rstrip(":"): each for each in drawn_of(broker, clock, span, queue)["charts"]}
 
 
-def lines(chart: dict[str, Any]) -> dict[str, list[list[tuple[float, float]]]]:
+def lines(chart):
     """The pieces of each curve: where its points stand, as shares of the period and of the scale."""
     found = {}
     for line in chart["lines"]:
@@ -73,7 +68,7 @@ def lines(chart: dict[str, Any]) -> dict[str, list[list[tuple[float, float]]]]:
 
 
 @pytest.mark.parametrize("span", SERIES)
-def test_a_gap_is_a_gap(broker: Broker, clock: ManualClock, span: Span) -> None:
+def test_a_gap_is_a_gap(broker, clock, span):
     """While no process consumed there was no sample: there is neither a zero nor a line across."""
     step_s, seconds = SERIES[span].step_s, 101 * SERIES[span].step_s
     keep(broker, clock, span, *((each * step_s, {"q": (each, 500 - each * step_s)}) for each in (100, 99, 51, 50, 3)))
@@ -88,7 +83,7 @@ def test_a_gap_is_a_gap(broker: Broker, clock: ManualClock, span: Span) -> None:
     assert found["Backlog"]["lines"][0]["most"] == 100
 
 
-def test_neither_a_deleted_queue_nor_a_new_one_makes_a_peak(broker: Broker, clock: ManualClock) -> None:
+def test_neither_a_deleted_queue_nor_a_new_one_makes_a_peak(broker, clock):
     keep(
         *(broker, clock, "hour"),
         (45, {"q": (5, 10), "gone": (1, 0)}),
@@ -101,12 +96,12 @@ def test_neither_a_deleted_queue_nor_a_new_one_makes_a_peak(broker: Broker, cloc
     assert {name: len(pieces[0]) for name, pieces in lines(found["Backlog"]).items()} == {"q": 4, "gone": 3, "new": 1}
 
 
-def test_dead_letters_and_celerys_own_are_no_backlog(broker: Broker, clock: ManualClock) -> None:
+def test_dead_letters_and_celerys_own_are_no_backlog(broker, clock):
     keep(broker, clock, "hour", (0, {"q": (1, 0), "q.dead": (50, 0), "w.celery.pidbox": (9, 0), "": (4, 0)}))
     assert lines(charts(broker, clock)["Backlog"]) == {"q": [[(1.0, 1)]], "others": [[(1.0, 4)]]}
 
 
-def test_the_longest_queues_have_a_line_of_their_own(broker: Broker, clock: ManualClock) -> None:
+def test_the_longest_queues_have_a_line_of_their_own(broker, clock):
     keep(broker, clock, "hour", (0, {f"q{each}": (each, 0) for each in range(8)}))
     assert [(each["label"], each["latest"]) for each in charts(broker, clock)["Backlog"]["lines"]] == [
         *[(f"q{each}", each) for each in (7, 6, 5, 4, 3)],
@@ -114,7 +109,7 @@ def test_the_longest_queues_have_a_line_of_their_own(broker: Broker, clock: Manu
     ]
 
 
-def test_a_queue_has_charts_of_its_own(broker: Broker, clock: ManualClock) -> None:
+def test_a_queue_has_charts_of_its_own(broker, clock):
     keep(broker, clock, "day", (300, {"q": (3, 0), "r": (9, 0)}), (0, {"q": (5, 600), "r": (9, 900)}))
     found = charts(broker, clock, "day", "q")
     assert [rate for _, rate in lines(found["Messages"])["done"][0]] == [2.0, 2.0]
@@ -123,7 +118,7 @@ def test_a_queue_has_charts_of_its_own(broker: Broker, clock: ManualClock) -> No
     assert charts(broker, clock, "day", "s")["Age"]["is_empty"], "nothing is known of it"
 
 
-def test_runs_are_drawn_from_the_slots(broker: Broker, clock: ManualClock) -> None:
+def test_runs_are_drawn_from_the_slots(broker, clock):
     """A slot in which nothing ended is a zero if a worker was there then, else nothing is known of it."""
     end_ms = clock.wall_ms() - 1_800_000
     run = Run("a", "t", state=SUCCESS, start_ms=end_ms - 2_000, end_ms=end_ms, runtime_s=2.0)
@@ -144,7 +139,7 @@ def test_runs_are_drawn_from_the_slots(broker: Broker, clock: ManualClock) -> No
             assert [value for each in pieces for _, value in each] == 2 * [pytest.approx(seconds, rel=0.06)]
 
 
-def test_the_first_minute_fills_its_charts(broker: Broker, clock: ManualClock) -> None:
+def test_the_first_minute_fills_its_charts(broker, clock):
     """Of an hour of which only the end is known, that is drawn; a rate is of the seconds since then."""
     clock.advance(200)  # in the middle of a slot
     end_ms = clock.wall_ms() - 10_000
@@ -162,7 +157,7 @@ def test_the_first_minute_fills_its_charts(broker: Broker, clock: ManualClock) -
     assert [x for x, _ in lines(found["Runtime"])["median"][0]] == [0.0, 1.0]
 
 
-def test_a_chart_ends_with_what_the_page_shows(broker: Broker, clock: ManualClock) -> None:
+def test_a_chart_ends_with_what_the_page_shows(broker, clock):
     """And not with a sample of half a minute ago; the queues that the samples add up are added up there, too."""
     keep(broker, clock, "hour", (39, {"q": (10, 0), "": (7, 0)}), (24, {"q": (20, 30), "": (7, 0)}))
     now = {
@@ -184,9 +179,7 @@ def test_a_chart_ends_with_what_the_page_shows(broker: Broker, clock: ManualCloc
     )
 
 
-def test_an_axis_is_no_shorter_than_some_samples_and_no_longer_than_its_period(
-    broker: Broker, clock: ManualClock
-) -> None:
+def test_an_axis_is_no_shorter_than_some_samples_and_no_longer_than_its_period(broker, clock):
     now = clock.wall_ms() / 1000
     assert drawn_of(broker, clock)["ticks"][0] == pytest.approx(now - 3_600), "nothing is known"
     keep(broker, clock, "hour", (0, {"q": (1, 0)}))
@@ -195,14 +188,14 @@ def test_an_axis_is_no_shorter_than_some_samples_and_no_longer_than_its_period(
     assert drawn_of(broker, clock)["ticks"][0] == pytest.approx(now - 3_600)
 
 
-def test_without_a_history_the_page_says_what_is_missing(viewer: Any, broker: Broker) -> None:
+def test_without_a_history_the_page_says_what_is_missing(viewer, broker):
     assert "celery_fdb.install(app, history=True)" in viewer.see("/")
     left.keep(broker)
     assert "celery_fdb.install(app, history=True)" not in viewer.see("/")
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "week", "", "year"])
-def test_a_page_has_each_period(viewer: Any, broker: Broker, span: str) -> None:
+def test_a_page_has_each_period(viewer, broker, span):
     broker.queue("q").put("x")
     for page in ("/", "/queue"):
         text = viewer.get(page, params={"span": span, "queue": "q"}).text
@@ -213,5 +206,5 @@ def test_a_page_has_each_period(viewer: Any, broker: Broker, span: str) -> None:
 @pytest.mark.parametrize(
     ("value", "top"), [(0, 1), (0.003, 0.005), (1, 1), (1.1, 2), (2.5, 5), (7, 10), (1e9, 1e9), (float("nan"), 1)]
 )
-def test_a_scale_ends_at_a_round_number(value: float, top: float) -> None:
+def test_a_scale_ends_at_a_round_number(value, top):
     assert rounded_up(value) == pytest.approx(top)

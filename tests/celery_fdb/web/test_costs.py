@@ -13,9 +13,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -32,7 +30,7 @@ from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from celery_fdb.web import dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
-from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace, pack_stamp
+from kombu_fdb.keyspace.layout import STAMP_CODE, pack_stamp
 from kombu_fdb.model import Death
 
 #: The larger store, which has the mark, takes seconds to write; minutes on a machine that is very busy.
@@ -108,17 +106,17 @@ PAGES = {
 }
 
 
-def envelope(task: str) -> bytes:
+def envelope(task):
     meta = json.dumps(["application/json", "utf-8", {"task": task, "id": "t"}, {}, "", "q"]).encode()
     return PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(meta)) + meta + b"[[], {}, {}]"
 
 
-def record(key: str = "", *deaths: Death) -> bytes:
+def record(key="", *deaths):
     made = record_of(b"i" * 16, envelope("shop.pay"), published_ms=1, expires_ms=0, key=key, deaths=deaths, task_id="t")
     return made.encode()
 
 
-def rows(keys: Keyspace, size: Size) -> Iterator[tuple[bytes, bytes]]:
+def rows(keys, size):
     """Queue "q" and its dead letters without keys; queue "fair" with keys at which no consumer has looked yet."""
     death = Death("q", "rejected", 1, 5, details={"error_class": "shop.Declined"})
     places = {
@@ -134,7 +132,7 @@ def rows(keys: Keyspace, size: Size) -> Iterator[tuple[bytes, bytes]]:
     yield from keyed(keys, size.keys)
 
 
-def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
+def keyed(keys, number):
     rank = keys.rank(0)
     for each in range(number):
         key = f"customer-{each:06}"
@@ -145,7 +143,7 @@ def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
     yield keys.count("fair", "ready"), number.to_bytes(8, "little")
 
 
-def keep_runs(broker: Broker, number: int) -> None:
+def keep_runs(broker, number):
     """Each in a group of its own, as of workers with little to do."""
     now_ms = time.time_ns() // 1_000_000
     for each in range(number):
@@ -154,7 +152,7 @@ def keep_runs(broker: Broker, number: int) -> None:
 
 
 @pytest.fixture(params=[pytest.param(SMALL, id="12,000"), pytest.param(LARGE, id="1,000,000", marks=pytest.mark.scale)])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Broker, Size]]:
+def shop(request, tmp_path):
     path, size = tmp_path / "broker.db", request.param
     with Broker.open(f"fdb+sqlite:///{path}") as broker:
         broker.declare("q")
@@ -174,7 +172,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Broke
 
 
 @pytest.fixture
-def counted(shop: tuple[Broker, Size], monkeypatch: pytest.MonkeyPatch) -> CountingDatabase:
+def counted(shop, monkeypatch):
     """Counts what the dashboard reads: it uses the test's own broker."""
     monkeypatch.setattr(reading, "MOST_OF_SEGMENT", 500)
     monkeypatch.setattr(workflows, "MOST_RUNS", 500)
@@ -186,15 +184,12 @@ def counted(shop: tuple[Broker, Size], monkeypatch: pytest.MonkeyPatch) -> Count
     return counting
 
 
-def test_each_page_reads_as_much_of_a_million_as_of_a_few(
-    shop: tuple[Broker, Size], counted: CountingDatabase, subtests: pytest.Subtests
-) -> None:
+def test_each_page_reads_as_much_of_a_million_as_of_a_few(shop, counted, subtests):
     broker, size = shop
     with Person(
         dashboard("fdb+sqlite:////nowhere", anonymous=True, hosts=["testserver"]), raise_server_exceptions=True
     ) as person:
         letter = re.search(r'href="(/message\?[^"]+)"', person.see("/messages?queue=q.dead"))
-        assert letter is not None
         for address, expected in {**PAGES, html.unescape(letter[1]): Reads(0, 1, 1)}.items():
             with subtests.test(address.partition("&spot")[0]):
                 tries = (reads(counted, person, address) for _ in range(3))  # a read that was repeated counts twice
@@ -208,7 +203,7 @@ def test_each_page_reads_as_much_of_a_million_as_of_a_few(
     assert counts["fair"].ready == size.keys
 
 
-def reads(counted: CountingDatabase, person: Person, address: str) -> Reads:
+def reads(counted, person, address):
     counted.reset()
     person.see(address)
     paid = counted.total()

@@ -1,50 +1,43 @@
 """What ran: by task, run by run, one task's life, and workflows as trees."""
 
-from __future__ import annotations
-
 import html
 import re
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
-from celery import Celery
 from celery.states import FAILURE, RETRY, SUCCESS
 from kit import left
 
 from celery_fdb.history.run import ACTIVE, Run
-from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import workflows
-from kombu_fdb import Broker
 from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
-def store(broker: Broker) -> HistoryStore:
+def store(broker):
     return left.keep(broker)
 
 
 @pytest.fixture
-def keep(broker: Broker) -> Callable[..., HistoryStore]:
+def keep(broker):
     """Writes runs as a worker does."""
     return partial(left.keep, broker)
 
 
-def run(id_: str, task: str = "shop.pay", state: str = SUCCESS, **fields: Any) -> Run:
+def run(id_, task="shop.pay", state=SUCCESS, **fields):
     now_ms = time.time_ns() // 1_000_000
     told = {"queue": "jobs", "worker": "w@h", "start_ms": now_ms - 250, "end_ms": now_ms, "runtime_s": 0.25, **fields}
     return Run(id_, task, state=state, **told)
 
 
-def test_runs_are_found_by_time_and_by_arguments_if_those_may_be_seen(visit: Any, keep: Any) -> None:
+def test_runs_are_found_by_time_and_by_arguments_if_those_may_be_seen(visit, keep):
     at_ms = 1_767_225_600_000  # 2026-01-01
     ends = {f"r{hours}": at_ms + hours * 3_600_000 for hours in range(4)}
     keep(*(run(id_, end_ms=ms, args="('Acme',)" if id_ == "r2" else "", kwargs="{}") for id_, ms in ends.items()))
     person, blind = visit(show_bodies=True), visit()
 
-    def found(**asked: str) -> list[str]:
+    def found(**asked):
         return re.findall(r"<code>(r\d)</code>", person.see("/runs", **asked))
 
     assert found(since="2026-01-01T01:00", until="2026-01-01T02:30") == ["r2", "r1"]
@@ -56,7 +49,7 @@ def test_runs_are_found_by_time_and_by_arguments_if_those_may_be_seen(visit: Any
     assert not {"Arguments", "Acme"} & set(re.findall(r"\w+", blind.see("/runs")))
 
 
-def test_the_list_of_runs_masks_secrets_in_arguments(visit: Any, keep: Any) -> None:
+def test_the_list_of_runs_masks_secrets_in_arguments(visit, keep):
     keep(run("r", args="()", kwargs="{'order': 7, 'password': 's3cret'}"))
     page = visit(show_bodies=True).see("/runs")
     assert "order" in page
@@ -64,11 +57,11 @@ def test_the_list_of_runs_masks_secrets_in_arguments(visit: Any, keep: Any) -> N
 
 
 @pytest.mark.parametrize("page", ["/tasks", "/runs", "/workflows"])
-def test_without_a_history_the_page_says_how_to_keep_one(viewer: Any, page: str) -> None:
+def test_without_a_history_the_page_says_how_to_keep_one(viewer, page):
     assert "celery_fdb.install(app, history=True)" in viewer.see(page)
 
 
-def test_numbers_by_task(viewer: Any, keep: Any) -> None:
+def test_numbers_by_task(viewer, keep):
     keep(run("a"), run("b"), run("c", state=FAILURE, error_class="Declined"), run("d", "shop.mail"))
     page = viewer.see("/tasks", period="hour")
     assert page.index("shop.pay") < page.index("shop.mail"), "the busiest first"
@@ -78,11 +71,11 @@ def test_numbers_by_task(viewer: Any, keep: Any) -> None:
     assert "shop.pay" in viewer.see("/tasks", period="day")
 
 
-def test_runs_are_filtered_and_paged(visit: Any, keep: Any, store: HistoryStore) -> None:
+def test_runs_are_filtered_and_paged(visit, keep, store):
     keep(*(run(f"r{number}", "shop.pay" if number % 2 else "shop.mail") for number in range(6)))
     store.activity(b"s" * 16, {1: run("r9", state=ACTIVE, end_ms=0, runtime_s=None)})
     person = visit(page_size=2)
-    seen: list[str] = []
+    seen = []
     address = "/runs?task=shop.pay"
     while address:
         page = person.see(address)
@@ -101,9 +94,7 @@ def test_runs_are_filtered_and_paged(visit: Any, keep: Any, store: HistoryStore)
     assert "not a state" in person.see("/runs", 422, state="BAD")
 
 
-def test_a_tasks_life_with_its_arguments_only_for_those_who_may(
-    visit: Any, keep: Any, app: Celery, broker: Broker
-) -> None:
+def test_a_tasks_life_with_its_arguments_only_for_those_who_may(visit, keep, app, broker):
     app.send_task("shop.pay", queue="jobs", task_id="t")
     told = {
         "args": "('acme',)",
@@ -120,7 +111,7 @@ def test_a_tasks_life_with_its_arguments_only_for_those_who_may(
     assert "acme" in visit(show_bodies=True).see("/task", id="t")
 
 
-def test_a_failed_run_without_a_message_says_why_it_has_no_replay(visit: Any, keep: Any, app: Celery) -> None:
+def test_a_failed_run_without_a_message_says_why_it_has_no_replay(visit, keep, app):
     keep(run("t", state=FAILURE), run("u"))
     said = "be replayed, because its message is gone"
     person = visit(read_only=False)
@@ -131,7 +122,7 @@ def test_a_failed_run_without_a_message_says_why_it_has_no_replay(visit: Any, ke
     assert said not in person.see("/task", id="t")
 
 
-def test_a_tasks_result_and_its_messages_with_what_can_be_done(visit: Any, app: Celery, url: str) -> None:
+def test_a_tasks_result_and_its_messages_with_what_can_be_done(visit, app, url):
     app.conf.update(result_backend=url, task_ignore_result=False)
     app.send_task("shop.pay", queue="jobs", task_id="t")
     app.backend.store_result("t", {"paid": 5, "password": "x1y2"}, SUCCESS)
@@ -144,7 +135,7 @@ def test_a_tasks_result_and_its_messages_with_what_can_be_done(visit: Any, app: 
     assert "Cancel" not in page
 
 
-def test_an_active_run_shows_how_long_it_runs(visit: Any, store: HistoryStore) -> None:
+def test_an_active_run_shows_how_long_it_runs(visit, store):
     clock = ManualClock()
     store.activity(b"s", {1: Run("t", "shop.pay", start_ms=clock.wall_ms() - 65_000)})
     page = visit(clock=clock).see("/runs", state="STARTED")
@@ -152,9 +143,7 @@ def test_an_active_run_shows_how_long_it_runs(visit: Any, store: HistoryStore) -
     assert "<code>t</code>" in page
 
 
-def test_a_run_that_waits_for_its_retry_is_run_now_on_its_page(
-    operator: Any, broker: Broker, app: Celery, keep: Any
-) -> None:
+def test_a_run_that_waits_for_its_retry_is_run_now_on_its_page(operator, broker, app, keep):
     keep(run("t", state=RETRY))
     app.send_task("shop.pay", task_id="t", queue="jobs", countdown=3_600)
     page = operator.see("/task", id="t")
@@ -166,7 +155,7 @@ def test_a_run_that_waits_for_its_retry_is_run_now_on_its_page(
     assert broker.queue("jobs").stats().ready == 1
 
 
-def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:
+def test_a_chord_is_a_tree(viewer, keep):
     root = run("g0", "shop.start", followers=(("b0", "shop.bind"),))  # made first, so that it ends first
     header = [run(f"h{number}", "shop.render", group="g", root="g0") for number in range(2)]
     keep(root, *header, run("b0", "shop.bind", state=FAILURE, root="g0", parent="g0", error="torn"))
@@ -178,7 +167,7 @@ def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:
     assert "Nothing is known" in viewer.see("/workflow", 404, id="nobody")
 
 
-def test_many_parts_are_folded_and_what_failed_is_not(viewer: Any, keep: Any) -> None:
+def test_many_parts_are_folded_and_what_failed_is_not(viewer, keep):
     parts = [
         run(f"p{number}", "shop.render", group="g", state=FAILURE if number == 7 else SUCCESS) for number in range(40)
     ]
@@ -191,7 +180,7 @@ def test_many_parts_are_folded_and_what_failed_is_not(viewer: Any, keep: Any) ->
     assert page.count("<rect class=") == 41, "each has its place on the line of time"
 
 
-def test_what_failed_is_drawn_of_a_workflow_that_is_not_drawn_whole(viewer: Any, keep: Any) -> None:
+def test_what_failed_is_drawn_of_a_workflow_that_is_not_drawn_whole(viewer, keep):
     """Whichever branch it is in."""
     of = {"root": "r"}
     keep(run("r", "shop.start", end_ms=1), *(run(f"a{at}", parent="r", **of) for at in range(600)))
@@ -205,9 +194,7 @@ def test_what_failed_is_drawn_of_a_workflow_that_is_not_drawn_whole(viewer: Any,
     assert "id=b550" in before
 
 
-def test_of_a_workflow_that_is_too_large_a_page_says_at_least(
-    viewer: Any, keep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_workflow_that_is_too_large_a_page_says_at_least(viewer, keep, monkeypatch):
     monkeypatch.setattr(workflows, "MOST_RUNS", 10)
     keep(*(run(f"p{at}", group="g") for at in range(20)))
     for page in (viewer.see("/workflow", id="p0"), viewer.see("/workflows")):
@@ -215,7 +202,7 @@ def test_of_a_workflow_that_is_too_large_a_page_says_at_least(
         assert "not known" in page
 
 
-def test_workflows_are_asked_for_by_name_and_state(viewer: Any, keep: Any) -> None:
+def test_workflows_are_asked_for_by_name_and_state(viewer, keep):
     keep(run("a", "shop.start", followers=(("b", "shop.bind"),)), run("b", "shop.bind", root="a", parent="a"))
     for asked, is_there in (
         ({"task": "shop.bind"}, True),
@@ -229,7 +216,7 @@ def test_workflows_are_asked_for_by_name_and_state(viewer: Any, keep: Any) -> No
     assert '<datalist id="known-task"><option value="shop.start">' in viewer.see("/workflows")
 
 
-def test_a_long_chain_is_cut_and_no_error(viewer: Any, keep: Any) -> None:
+def test_a_long_chain_is_cut_and_no_error(viewer, keep):
     names = [f"c{number}" for number in range(300)]
     keep(*(run(name, parent=names[at - 1] if at else "", root="c0" if at else "") for at, name in enumerate(names)))
     assert viewer.get("/workflow", params={"id": "c0"}).status_code == 200

@@ -1,14 +1,10 @@
 """Hostile names, headers, errors and arguments in a real browser: none runs, and none breaks a page at 390 px."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.browser import NARROW, Window
@@ -38,13 +34,13 @@ ERROR = " ".join((*SCRIPTS, ODD, "W" * 2_000))
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
-def payload() -> bytes:
+def payload():
     headers = {"task": ERROR[:600], "id": "t" + SCRIPTS[1], "argsrepr": ERROR, SCRIPTS[2]: ERROR, "odd": "\ud800" + ODD}
     meta = json.dumps(["application/json", "utf-8", headers, {"reply_to": ERROR}, NAME, NAME]).encode()
     return PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(meta)) + meta + json.dumps([[ERROR], {NAME: ERROR}, {}]).encode()
 
 
-def fill(broker: Broker) -> None:
+def fill(broker):
     """Everything that a page shows of what others write."""
     broker.declare(NAME, arguments={"x-password": ERROR})
     queue = broker.queue(NAME)
@@ -65,22 +61,20 @@ def fill(broker: Broker) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str]]:
+def served(tmp_path_factory):
     url = f"fdb+sqlite:///{tmp_path_factory.mktemp('hostile')}/broker.db"
     options = ("web", "--port", "0", "--write", "--show-bodies")
     command = [sys.executable, "-m", "celery_fdb", "--broker", url, *options]
     with Broker.open(url) as broker:
         fill(broker)
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
             found = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
-            assert found is not None
             yield broker, found[0]
             process.kill()
 
 
 @pytest.fixture
-def window(chromium: Any, served: tuple[Broker, str]) -> Window:
+def window(chromium, served):
     window = Window(chromium, served[1])
     window.look(NARROW)
     window.complaints()
@@ -96,14 +90,14 @@ return [window.ran ?? 0, outside, made, document.documentElement.scrollWidth, do
 """
 
 
-def check(window: Window, page: str) -> None:
+def check(window, page):
     ran, outside, made, width, title = window.run(LOOK)
     assert (ran, outside, made) == (0, [], 0), page
     assert width <= NARROW[0], (page, width)
     assert title.endswith("celery-fdb"), page
 
 
-def pages(broker: Broker) -> list[tuple[str, dict[str, str]]]:
+def pages(broker):
     dead = f"{NAME}.dead"
     (ready, *_), (letter, *_) = (broker.queue(each).page(5).messages for each in (NAME, dead))
     return [
@@ -130,7 +124,7 @@ def pages(broker: Broker) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-def test_nothing_of_it_runs_and_no_page_breaks(window: Window, served: tuple[Broker, str]) -> None:
+def test_nothing_of_it_runs_and_no_page_breaks(window, served):
     broker, _ = served
     for path, query in pages(broker):
         window.open(path, **query)
@@ -143,7 +137,7 @@ def test_nothing_of_it_runs_and_no_page_breaks(window: Window, served: tuple[Bro
     assert not window.complaints()
 
 
-def test_a_question_and_its_answer_are_text(window: Window, served: tuple[Broker, str]) -> None:
+def test_a_question_and_its_answer_are_text(window, served):
     window.open("/messages", queue=f"{NAME}.dead")
     window.find("input[name=selected]").click()
     window.find("button[value=edit]").click()

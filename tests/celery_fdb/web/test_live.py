@@ -1,11 +1,8 @@
 """The live stream: one look for all, which ends with the last of them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from functools import wraps
 from typing import Any
@@ -18,18 +15,17 @@ from celery_fdb.history.run import Run
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web import dashboard, live
 from celery_fdb.web.live import Feed, LiveStats
-from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import NO_SESSION, SessionFacts
 
 DEADLINE_S = 60.0
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def in_a_loop(test):
     """The test, run in an event loop of its own."""
 
     @wraps(test)
-    def run(**fixtures: Any) -> None:
+    def run(**fixtures):
         asyncio.run(test(**fixtures))
 
     return run
@@ -38,18 +34,18 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 class Looks:
     """Counts how often the broker was looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.number = 0
         self.away = False
 
-    async def __call__(self) -> dict[str, Any]:
+    async def __call__(self):
         self.number += 1
         if self.away:
             raise StoreUnavailable
         return {"number": self.number}
 
 
-async def data(events: Any, name: str) -> dict[str, Any]:
+async def data(events, name):
     """The next event of this name."""
     async with asyncio.timeout(DEADLINE_S):
         async for each in events:
@@ -59,7 +55,7 @@ async def data(events: Any, name: str) -> dict[str, Any]:
 
 
 @in_a_loop
-async def test_all_clients_share_one_look_and_it_ends_with_them() -> None:
+async def test_all_clients_share_one_look_and_it_ends_with_them():
     looks = Looks()
     feed = Feed(looks, 0.001, 10)
     async with aclosing(feed.events()) as one, aclosing(feed.events()) as other:
@@ -75,7 +71,7 @@ async def test_all_clients_share_one_look_and_it_ends_with_them() -> None:
 
 
 @in_a_loop
-async def test_a_slow_client_gets_the_newest() -> None:
+async def test_a_slow_client_gets_the_newest():
     looks = Looks()
     feed = Feed(looks, 0.001, 10)
     async with aclosing(feed.events()) as slow, aclosing(feed.events()) as quick:
@@ -87,18 +83,18 @@ async def test_a_slow_client_gets_the_newest() -> None:
 
 
 @in_a_loop
-async def test_a_look_that_takes_long_is_not_followed_by_the_next_at_once() -> None:
-    took: list[float] = []
-    pauses: list[float] = []
+async def test_a_look_that_takes_long_is_not_followed_by_the_next_at_once():
+    took = []
+    pauses = []
 
-    async def look() -> dict[str, Any]:
+    async def look():
         clock = asyncio.get_running_loop().time
         began = clock()
         await asyncio.sleep(0.05)
         took.append(clock() - began)
         return {}
 
-    async def pause(seconds: float) -> None:
+    async def pause(seconds):
         pauses.append(seconds)
         await asyncio.sleep(0)
 
@@ -110,7 +106,7 @@ async def test_a_look_that_takes_long_is_not_followed_by_the_next_at_once() -> N
 
 
 @in_a_loop
-async def test_while_the_store_is_away_clients_are_told_and_it_comes_back() -> None:
+async def test_while_the_store_is_away_clients_are_told_and_it_comes_back():
     looks = Looks()
     feed = Feed(looks, 0.001, 10)
     looks.away = True
@@ -121,10 +117,10 @@ async def test_while_the_store_is_away_clients_are_told_and_it_comes_back() -> N
 
 
 @in_a_loop
-async def test_whatever_the_store_holds_the_watch_goes_on() -> None:
+async def test_whatever_the_store_holds_the_watch_goes_on():
     outcomes = iter([KeyError("row"), RecursionError("deep")])
 
-    async def look() -> dict[str, Any]:
+    async def look():
         for each in outcomes:
             raise each
         return {}
@@ -141,10 +137,8 @@ async def test_whatever_the_store_holds_the_watch_goes_on() -> None:
 class Client:
     """One request, as a server makes it, that stays until it is told to go."""
 
-    def __init__(
-        self, application: Any, sent: asyncio.Queue[dict[str, Any]] | None = None, path: str = "/events"
-    ) -> None:
-        self.sent: asyncio.Queue[dict[str, Any]] = sent or asyncio.Queue()
+    def __init__(self, application, sent=None, path="/events"):
+        self.sent = sent or asyncio.Queue()
         self._gone = asyncio.Event()
         scope = {
             "type": "http",
@@ -164,34 +158,34 @@ class Client:
         self.task = asyncio.create_task(application(scope, self._receive, self.sent.put))
         self._asked = False
 
-    async def _receive(self) -> dict[str, Any]:
+    async def _receive(self):
         if not self._asked:
             self._asked = True
             return {"type": "http.request", "body": b"", "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def begin(self) -> int:
+    async def begin(self):
         return int((await self._next())["status"])
 
-    async def event(self, name: str) -> dict[str, Any]:
+    async def event(self, name):
         while True:
             text = (await self._next())["body"].decode()
             if f"event: {name}\n" in text:
                 return dict(json.loads(text.partition("data: ")[2]))
 
-    async def _next(self) -> dict[str, Any]:
+    async def _next(self):
         async with asyncio.timeout(DEADLINE_S):
             return await self.sent.get()
 
-    async def go(self) -> None:
+    async def go(self):
         self._gone.set()
         async with asyncio.timeout(DEADLINE_S):
             await self.task
 
 
 @in_a_loop
-async def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker: Broker) -> None:
+async def test_a_page_hears_of_what_happens_and_too_many_are_refused(url, broker):
     application = dashboard(url, anonymous=True, interval_s=0.2, most_streams=2)
     one, other = Client(application), Client(application)
     assert (await one.begin(), await other.begin()) == (200, 200)
@@ -211,7 +205,7 @@ async def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, b
 
 
 @in_a_loop
-async def test_many_who_come_at_once_are_refused_too(url: str, broker: Broker) -> None:
+async def test_many_who_come_at_once_are_refused_too(url, broker):
     application = dashboard(url, anonymous=True, most_streams=2)
     clients = [Client(application) for _ in range(20)]
     answers = [await each.begin() for each in clients]
@@ -224,15 +218,13 @@ async def test_many_who_come_at_once_are_refused_too(url: str, broker: Broker) -
 
 
 @in_a_loop
-async def test_who_reads_nothing_gives_the_place_back(
-    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_reads_nothing_gives_the_place_back(url, broker, monkeypatch):
     """As the last of many sockets whose client does not read, and whose login may be over."""
     monkeypatch.setattr(live, "LONGEST_S", 0.05)
     monkeypatch.setattr(live, "END_S", 0.05)
 
     class Deaf(asyncio.Queue[dict[str, Any]]):
-        async def put(self, item: dict[str, Any]) -> None:
+        async def put(self, item):
             if item["type"] == "http.response.body":
                 await asyncio.Event().wait()
             await super().put(item)
@@ -249,9 +241,7 @@ async def test_who_reads_nothing_gives_the_place_back(
 
 
 @in_a_loop
-async def test_a_stream_that_is_read_ends_as_an_answer_does(
-    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_that_is_read_ends_as_an_answer_does(url, broker, monkeypatch):
     """So that servers don't take it for a mistake."""
     monkeypatch.setattr(live, "LONGEST_S", 0.05)
     client = Client(dashboard(url, anonymous=True))
@@ -263,19 +253,19 @@ async def test_a_stream_that_is_read_ends_as_an_answer_does(
     assert last == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-def test_who_only_asks_for_the_head_gets_it(viewer: Any) -> None:
+def test_who_only_asks_for_the_head_gets_it(viewer):
     assert viewer.head("/events").headers["content-type"].startswith("text/event-stream")
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def seen(at_ms: int, ready: int = 0, **totals: int) -> Overview:
+def seen(at_ms, ready=0, **totals):
     internal = QueueView("w.celery.pidbox", ready=1_000, totals={"acked": 9_999})
     return Overview(at_ms, "x", [QueueView("q", ready=ready, totals=totals, oldest_age_s=4.0), internal], [])
 
 
-def test_rates_and_what_follows_from_them() -> None:
+def test_rates_and_what_follows_from_them():
     stats = LiveStats()
     first = stats.told(seen(0, 60))["summary"]
     assert (first["acked"], first["wait"], first["failures"], first["oldest"]) == (None, None, None, 4.0)
@@ -288,7 +278,7 @@ def test_rates_and_what_follows_from_them() -> None:
     assert event["queues"]["q"]["dead"] == 0, "how many there are, not how fast they die"
 
 
-def test_what_needs_attention_is_told_with_each_look() -> None:
+def test_what_needs_attention_is_told_with_each_look():
     """And nothing of it turns a line around."""
     name = "jobs\u202e"
     told = LiveStats().told(
@@ -306,7 +296,7 @@ def test_what_needs_attention_is_told_with_each_look() -> None:
     assert told["alerts"] == [{"text": "1 session without a heartbeat: host 7", "queue": None}]
 
 
-def test_with_a_history_failures_are_those_of_runs() -> None:
+def test_with_a_history_failures_are_those_of_runs():
     stats = LiveStats()
     assert stats.told(seen(0), (100, 50))["summary"]["failures"] is None
     assert stats.told(seen(2_000, acked=40), (140, 60))["summary"]["failures"] == pytest.approx(0.25)
@@ -314,7 +304,7 @@ def test_with_a_history_failures_are_those_of_runs() -> None:
 
 
 @in_a_loop
-async def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broker) -> None:
+async def test_the_stream_counts_the_runs_of_the_history(url, broker):
     keep(broker)
     client = Client(dashboard(url, anonymous=True, interval_s=0.2))
     assert await client.begin() == 200
@@ -325,14 +315,14 @@ async def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broke
     await client.go()
 
 
-def test_rates_are_of_the_last_seconds_only() -> None:
+def test_rates_are_of_the_last_seconds_only():
     stats = LiveStats()
     for second in range(30):
         event = stats.told(seen(second * 1_000, acked=0 if second < 15 else 100))
     assert event["summary"]["acked"] == 0
 
 
-def test_looks_are_forgotten_with_their_queues() -> None:
+def test_looks_are_forgotten_with_their_queues():
     """Those of five minutes would be gigabytes where there are ten thousand queues."""
     stats = LiveStats()
     looks = [seen(second * 2_000) for second in range(30)]
@@ -342,7 +332,7 @@ def test_looks_are_forgotten_with_their_queues() -> None:
     assert held == looks[-6:]
 
 
-def test_a_clock_that_was_set_back_costs_one_look() -> None:
+def test_a_clock_that_was_set_back_costs_one_look():
     stats = LiveStats()
     stats.told(seen(3_600_000))
     stats.told(seen(0))

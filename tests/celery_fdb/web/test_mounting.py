@@ -1,13 +1,9 @@
 """Under any prefix, in FastAPI, Starlette and Django: every link leads to a page, every form is taken."""
 
-from __future__ import annotations
-
 import html
 import re
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -18,16 +14,15 @@ from starlette.routing import Mount, Route
 
 from celery_fdb import brokers
 from celery_fdb.web import application, dashboard
-from kombu_fdb import Broker
 
 TOKEN = "a token of enough letters"
 
 
-def starlette(inner: Any) -> Any:
+def starlette(inner):
     return Starlette(routes=[Mount("/ops/fdb", inner), Route("/", lambda _: PlainTextResponse("the site's own"))])
 
 
-def fastapi(inner: Any) -> Any:
+def fastapi(inner):
     module = pytest.importorskip("fastapi", reason="FastAPI is not installed")
     made = module.FastAPI(openapi_url=None)
     made.mount("/ops/fdb", inner)
@@ -35,15 +30,15 @@ def fastapi(inner: Any) -> Any:
     return made
 
 
-def django(inner: Any) -> Any:
+def django(inner):
     pytest.importorskip("django", reason="Django is not installed")
     return Starlette(routes=[Mount("/ops/fdb", inner), Mount("/", django_site())])
 
 
-def behind_a_proxy(inner: Any) -> Any:
+def behind_a_proxy(inner):
     """As uvicorn --root-path makes it of a request whose prefix a proxy has removed."""
 
-    async def served(scope: Any, receive: Any, send: Any) -> None:
+    async def served(scope, receive, send):
         if scope["type"] == "http":
             assert scope["path"].startswith("/ops/fdb") or scope["path"] == "/"
             if scope["path"] == "/":
@@ -55,7 +50,7 @@ def behind_a_proxy(inner: Any) -> Any:
     return served
 
 
-def django_site() -> Any:
+def django_site():
     from django.core.asgi import get_asgi_application
 
     return get_asgi_application()
@@ -65,41 +60,39 @@ if find_spec("django") is not None:
     # Django is set up once per process, for all tests in the same way.
     _HERE = Path(__file__).parents[1] / "contrib" / "django" / "conftest.py"
     _spec = spec_from_file_location("django_conftest", _HERE)
-    assert _spec is not None
-    assert _spec.loader is not None
     _shared = module_from_spec(_spec)
     _spec.loader.exec_module(_shared)
     _django = _shared._django
 
 
 @pytest.fixture(params=[starlette, fastapi, behind_a_proxy, django], ids=lambda made: made.__name__)
-def mounted(request: pytest.FixtureRequest, url: str, broker: Broker) -> Iterator[Person]:
+def mounted(request, url, broker):
     broker.queue("jobs").put("x", key="k")
-    broker.queue("jobs").take(0).bury()  # type: ignore[union-attr]
+    broker.queue("jobs").take(0).bury()
     broker.queue("jobs").put("x", key="k")
-    make: Callable[[Any], Any] = request.param
+    make = request.param
     with Person(make(dashboard(url, token=TOKEN, read_only=False)), raise_server_exceptions=True) as person:
         yield person
 
 
-def links(page: str) -> set[str]:
+def links(page):
     return {html.unescape(each) for each in re.findall(r'(?:href|src)="([^"#]+)"', page)}
 
 
-def targets(page: str) -> set[str]:
+def targets(page):
     """Of forms and scripts."""
     return set(re.findall(r'(?:action|hx-get|data-events|data-trend-source)="([^"]+)"', page))
 
 
-def test_every_link_leads_to_a_page_under_the_prefix(mounted: Person) -> None:
+def test_every_link_leads_to_a_page_under_the_prefix(mounted):
     assert mounted.get("/ops/fdb/", headers={"accept": "text/html"}).url.path == "/ops/fdb/login"
     token = mounted.kept("celery_fdb_form")
     fields = {"form_token": token, "token": TOKEN, "next": "/ops/fdb/queues"}
     page = mounted.post("/ops/fdb/login", data=fields, headers=mounted.origin())
     assert page.url.path == "/ops/fdb/queues"
     assert all(each.path == "/ops/fdb/" for each in mounted.cookies.jar)
-    seen: set[str] = set()
-    forms: set[str] = set()
+    seen = set()
+    forms = set()
     todo = {"/ops/fdb/"}
     while todo:
         address = todo.pop()
@@ -114,7 +107,7 @@ def test_every_link_leads_to_a_page_under_the_prefix(mounted: Person) -> None:
     assert {"queue", "messages", "message", "dead", "keys", "sessions", "act", "events", "logout"} <= found
 
 
-def test_an_action_leads_back_under_the_prefix(mounted: Person, broker: Broker) -> None:
+def test_an_action_leads_back_under_the_prefix(mounted, broker):
     mounted.get("/ops/fdb/login")
     fields = {"form_token": mounted.kept("celery_fdb_form")}
     mounted.post("/ops/fdb/login", data={**fields, "token": TOKEN}, headers=mounted.origin())
@@ -123,7 +116,7 @@ def test_an_action_leads_back_under_the_prefix(mounted: Person, broker: Broker) 
     assert broker.queue("jobs").control().paused
 
 
-def test_djangos_own_pages_stay_as_they_are(url: str) -> None:
+def test_djangos_own_pages_stay_as_they_are(url):
     with Person(django(dashboard(url, anonymous=True))) as person:
         answer = person.get("/admin/", headers={"host": "localhost"}, follow_redirects=False)
         assert answer.headers["location"] == "/admin/login/?next=/admin/"
@@ -132,21 +125,21 @@ def test_djangos_own_pages_stay_as_they_are(url: str) -> None:
 
 
 @pytest.mark.parametrize("mounted", [starlette, fastapi, behind_a_proxy], indirect=True, ids=lambda made: made.__name__)
-def test_the_site_around_it_stays_as_it_is(mounted: Person) -> None:
+def test_the_site_around_it_stays_as_it_is(mounted):
     answer = mounted.get("/")
     assert answer.text == "the site's own"
     assert "content-security-policy" not in answer.headers
 
 
-def test_pages_do_not_wait_for_the_store_as_workers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_do_not_wait_for_the_store_as_workers_do(monkeypatch):
     app = Celery(broker="fdb+sqlite:////nowhere/broker.db", set_as_current=False)
     app.conf.broker_transport_options = {"connect_timeout": 30}
-    asked: list[Any] = []
+    asked = []
     monkeypatch.setattr(brokers, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
-    opened: list[Any] = []
+    opened = []
     opening = application.opening
     monkeypatch.setattr(application, "opening", lambda settings: opened.append(opening(settings)) or opened[-1])
     for further in ({}, {"connect_timeout_s": 2}, {"options": {"connect_timeout": 1}}):
-        dashboard(app, token=TOKEN, **further)  # type: ignore[arg-type]  # as a caller writes them
+        dashboard(app, token=TOKEN, **further)
         opened[-1].broker()
     assert asked == [3.0, 2, 1]

@@ -1,14 +1,10 @@
 """Each page over a store, whatever the store holds and the address says."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import html
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 from urllib.parse import urlencode
 
@@ -17,13 +13,12 @@ from kit.processes import run_python
 
 from celery_fdb import brokers
 from celery_fdb.inspection import overview
-from celery_fdb.inspection.overview import Overview
 from celery_fdb.operations.action import Action
 from celery_fdb.web.pages import actions, messages, queues, workers
 from celery_fdb.web.request_context import NOTHING, PATHS
 from celery_fdb.web.settings import DashboardSettings
 from kombu_fdb import Broker
-from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
+from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.testing.clock import ManualClock
 
 NAMES = ["q", "", ".", "..", "/", "a/b?c#%2F&x=1", "\u00fc\x00\n", "<b>x</b>", "n" * 255, "\u202e", "%00"]
@@ -34,13 +29,13 @@ VENDORED = {
 SHOWN = [name for name in PATHS if name not in {"events", "login", "logout", "static"}]
 
 
-def test_an_empty_broker_says_what_to_do_next(viewer: Any) -> None:
+def test_an_empty_broker_says_what_to_do_next(viewer):
     assert "The first worker declares its queues" in viewer.see("/")
     assert "The first worker declares its queues" in viewer.see("/queues")
     assert "celery -A proj worker" in viewer.see("/sessions")
 
 
-def test_the_overview_tells_what_needs_attention(viewer: Any, broker: Broker) -> None:
+def test_the_overview_tells_what_needs_attention(viewer, broker):
     jobs = broker.queue("jobs")
     jobs.put_many("abc")
     jobs.take(0).bury()
@@ -52,7 +47,7 @@ def test_the_overview_tells_what_needs_attention(viewer: Any, broker: Broker) ->
     assert 'data-summary="ready" data-kind="number">3<' in page
 
 
-def test_a_page_is_live_or_says_when_it_was_read(visit: Any) -> None:
+def test_a_page_is_live_or_says_when_it_was_read(visit):
     person = visit(clock=ManualClock())
     read = re.compile(r'read at <time data-form="second" datetime="[^"]+\+00:00">\d\d:\d\d:\d\d UTC</time>')
     for name in SHOWN:
@@ -64,7 +59,7 @@ def test_a_page_is_live_or_says_when_it_was_read(visit: Any) -> None:
             assert ('data-events="/events"' in page.text) is ('id="live"' in page.text), name
 
 
-def test_the_totals_of_a_queue_have_words(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_totals_of_a_queue_have_words(viewer, broker, monkeypatch):
     broker.queue("jobs").put("x")
     monkeypatch.setattr(queues, "look", _with_totals(queues.look, published=7, lost=3, conflicts=1))
     page = viewer.see("/queue", queue="jobs")
@@ -72,15 +67,15 @@ def test_the_totals_of_a_queue_have_words(viewer: Any, broker: Broker, monkeypat
     assert "lost" not in page
 
 
-def _with_totals(look: Callable[..., Overview], **totals: int) -> Callable[..., Overview]:
-    def seen(*given: Any, **named: Any) -> Overview:
+def _with_totals(look, **totals):
+    def seen(*given, **named):
         found = look(*given, **named)
         return dataclasses.replace(found, queues=[dataclasses.replace(each, totals=totals) for each in found.queues])
 
     return seen
 
 
-def test_queues_are_found_by_a_part_of_their_name(viewer: Any, broker: Broker) -> None:
+def test_queues_are_found_by_a_part_of_their_name(viewer, broker):
     for name in ("orders", "mails", "w1.celery.pidbox"):
         broker.queue(name).put("x")
     assert {name for name in ("orders", "mails", "pidbox") if name in viewer.see("/queues")} == {"orders", "mails"}
@@ -89,7 +84,7 @@ def test_queues_are_found_by_a_part_of_their_name(viewer: Any, broker: Broker) -
     assert "No such queue" in viewer.see("/queues", q="<script>")
 
 
-def test_very_many_queues_are_found_by_name(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_queues_are_found_by_name(viewer, broker, monkeypatch):
     monkeypatch.setattr(queues, "MOST_SHOWN", 2)
     for number in range(5):
         broker.queue(f"jobs{number}").put("x")
@@ -99,16 +94,14 @@ def test_very_many_queues_are_found_by_name(viewer: Any, broker: Broker, monkeyp
     assert "jobs4" in viewer.see("/queues", q="s4")
 
 
-def test_no_table_and_no_list_of_choices_shows_everything(
-    operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_table_and_no_list_of_choices_shows_everything(operator, broker, monkeypatch):
     for page in (messages, actions, workers):
         monkeypatch.setattr(page, "MOST_SHOWN", 2)
     for number in range(3):
         session = broker._engine.sessions.open({"host": f"host{number}"})
         broker._engine.sessions.beat(session, consumed=[f"jobs{number}"])
         broker.queue(f"jobs{number}").put("x")
-        broker.queue(f"jobs{number}").take(0).bury()  # type: ignore[union-attr]
+        broker.queue(f"jobs{number}").take(0).bury()
     page = operator.see("/dead")
     assert page.count("each letter</a>") == 2
     assert "The first 2 of 3 queues, the longest first." in page
@@ -119,7 +112,7 @@ def test_no_table_and_no_list_of_choices_shows_everything(
     assert page.count("<option value=") == 2
 
 
-def test_a_queues_page_has_its_keys_limits_and_arguments(viewer: Any, broker: Broker) -> None:
+def test_a_queues_page_has_its_keys_limits_and_arguments(viewer, broker):
     broker.declare("jobs", arguments={"x-max-length": 77, "x-password": "hidden"})
     jobs = broker.queue("jobs")
     jobs.put("a", key="acme")
@@ -131,17 +124,16 @@ def test_a_queues_page_has_its_keys_limits_and_arguments(viewer: Any, broker: Br
 
 
 @pytest.mark.parametrize("path", ["/queue", "/keys"])
-def test_messages_without_a_key_have_no_number_that_nothing_counts(viewer: Any, broker: Broker, path: str) -> None:
+def test_messages_without_a_key_have_no_number_that_nothing_counts(viewer, broker, path):
     jobs = broker.queue("jobs")
     jobs.limit_every_key(max_in_flight=1)
     jobs.put_many("abc")
     with jobs.take(0):
         row = re.search(r">\(no key\)<.*", viewer.see(path, queue="jobs"))
-        assert row is not None
         assert re.findall(r'class="n[^"]*">([^<]*)<', row[0]) == [NOTHING, "1"]
 
 
-def test_a_session_is_found_by_what_is_shown_of_it(viewer: Any, broker: Broker) -> None:
+def test_a_session_is_found_by_what_is_shown_of_it(viewer, broker):
     """Whole on the pages, where it leads there; and by its beginning, as the command line shows it."""
     broker.queue("jobs").put("a")
     with broker.queue("jobs").take(0):
@@ -158,7 +150,7 @@ def test_a_session_is_found_by_what_is_shown_of_it(viewer: Any, broker: Broker) 
         assert "Nothing is known" in viewer.see("/task", id=id_[:11])
 
 
-def test_sessions_show_how_old_the_last_heartbeat_is(viewer: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_show_how_old_the_last_heartbeat_is(viewer, url, monkeypatch):
     """It grows from look to look until it is longer than the session lives without one."""
     with Broker.open(url, session_ttl=3_000.0) as broker:  # the next heartbeat is minutes away
         broker.queue("jobs").put("a")
@@ -174,14 +166,13 @@ def test_sessions_show_how_old_the_last_heartbeat_is(viewer: Any, url: str, monk
         ):
             clock.advance(seconds)
             row = re.search(r"<tbody>.+?</tbody>", viewer.see("/sessions"), re.DOTALL)
-            assert row is not None
             assert f'<td class="n">{age}</td>' in row[0]
             assert 'class="n strong">1<' in row[0], "what it holds"
             assert f">{state}</span>" in row[0]
         job.ack()
 
 
-def test_a_queue_of_any_name_has_its_page(viewer: Any, broker: Broker) -> None:
+def test_a_queue_of_any_name_has_its_page(viewer, broker):
     for name in NAMES:
         broker.queue(name).put("x", key=name)
     listed = viewer.see("/queues")
@@ -192,7 +183,7 @@ def test_a_queue_of_any_name_has_its_page(viewer: Any, broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("page", SHOWN)
-def test_a_made_up_address_is_a_page_too(viewer: Any, page: str) -> None:
+def test_a_made_up_address_is_a_page_too(viewer, page):
     expected = {403} if page == "act" else {200, 303, 404, 422}
     for name in [*NAMES, "\ud800", "n" * 5_000]:
         fields = ["queue", "key", "q", "after", "state", "id", "cursor", "task", "period"]
@@ -201,7 +192,7 @@ def test_a_made_up_address_is_a_page_too(viewer: Any, page: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["put", "delete", "patch", "options", "trace"])
-def test_what_no_page_takes_is_told_with_what_it_takes(viewer: Any, method: str) -> None:
+def test_what_no_page_takes_is_told_with_what_it_takes(viewer, method):
     for path, allow in (("/queues", "GET, HEAD"), ("/act", "GET, HEAD, POST"), ("/login", "GET, HEAD, POST")):
         answer = viewer.request(method, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allow)
@@ -209,17 +200,17 @@ def test_what_no_page_takes_is_told_with_what_it_takes(viewer: Any, method: str)
     assert viewer.request(method, "/nowhere").status_code == 404
 
 
-def test_a_static_file_that_is_not_there_leads_to_the_pages(viewer: Any) -> None:
+def test_a_static_file_that_is_not_there_leads_to_the_pages(viewer):
     answer = viewer.get("/static/nothing.js")
     assert answer.status_code == 404
     assert f'href="{PATHS["queues"]}"' in answer.text
 
 
-def test_every_page_over_a_store(any_store: str, visit: Any) -> None:
+def test_every_page_over_a_store(any_store, visit):
     with Broker.open(any_store) as broker:
         jobs = broker.queue("jobs")
         jobs.put_many("abc", key="k")
-        jobs.take(0).bury()  # type: ignore[union-attr]  # there is one
+        jobs.take(0).bury()
         person = visit(any_store, read_only=False)
         seen, todo = set(), {"/"}
         while todo:
@@ -237,7 +228,7 @@ def test_every_page_over_a_store(any_store: str, visit: Any) -> None:
 # -- a store that fails ------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_is_away_is_a_page_with_the_next_step(visit: Any, tmp_path: Path) -> None:
+def test_a_store_that_is_away_is_a_page_with_the_next_step(visit, tmp_path):
     assert "<h1>The store is away" in visit(f"fdb+sqlite:///{tmp_path}/missing/broker.db").see("/", 503)
     person = visit(f"fdb+sqlite:///{tmp_path}/nowhere.db")
     page = person.see("/", 503)
@@ -249,7 +240,7 @@ def test_a_store_that_is_away_is_a_page_with_the_next_step(visit: Any, tmp_path:
     assert "No queues yet" in person.see("/"), "it is opened anew"
 
 
-def test_a_store_that_may_be_there_is_away(visit: Any, tmp_path: Path) -> None:
+def test_a_store_that_may_be_there_is_away(visit, tmp_path):
     """On a disk that is not mounted, or where something is in the way of looking."""
     (tmp_path / "unmounted.db").symlink_to(tmp_path / "disk" / "broker.db")
     (tmp_path / "circle.db").symlink_to(tmp_path / "circle.db")
@@ -260,14 +251,14 @@ def test_a_store_that_may_be_there_is_away(visit: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "disk" / "broker.db").exists()
 
 
-def test_the_default_file_is_not_made_by_a_look(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_file_is_not_made_by_a_look(visit, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     assert "<h1>Nothing here yet" in visit("fdb+sqlite://").see("/", 503)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_is_told_in_time(visit, monkeypatch):
     import threading
 
     from celery_fdb.web.pages import queues as module
@@ -300,12 +291,10 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize(("error", "status"), [(StoreUnavailable, 503), (LimitExceeded, 422)])
-def test_what_is_away_is_opened_anew_and_what_refuses_is_not(
-    visit: Any, monkeypatch: pytest.MonkeyPatch, error: type[StoreError], status: int
-) -> None:
-    opened: list[Broker] = []
+def test_what_is_away_is_opened_anew_and_what_refuses_is_not(visit, monkeypatch, error, status):
+    opened = []
 
-    def open_existing(url: str, **options: Any) -> Broker:
+    def open_existing(url, **options):
         opened.append(Broker.open(url, **options))
         return opened[-1]
 
@@ -325,18 +314,18 @@ def test_what_is_away_is_opened_anew_and_what_refuses_is_not(
         each.close()
 
 
-def test_a_forked_process_has_threads_of_its_own() -> None:
+def test_a_forked_process_has_threads_of_its_own():
     """As of a server that loads the application, answers, and then forks."""
     run_python("-W", "ignore::DeprecationWarning", "-c", FORKS)
 
 
-def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_a_page(viewer, broker, monkeypatch):
     from celery_fdb.web.pages import queues as module
 
     secret = ValueError("password='x1y2z3'")
     for error in (KeyError("row"), RecursionError(), UnicodeDecodeError("utf-8", b"\xffx1y2z3", 0, 1, "bad"), secret):
 
-        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+        def fail(*_, error=error, **__):
             raise error
 
         monkeypatch.setattr(module, "look", fail)
@@ -344,7 +333,7 @@ def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch:
         assert ("be shown" in page, "x1y2z3" in page) == (True, False)
 
 
-def test_what_is_not_ours_is_as_its_authors_published_it() -> None:
+def test_what_is_not_ours_is_as_its_authors_published_it():
     folder = Path(overview.__file__).parents[1] / "web" / "static" / "vendor"
     found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in folder.iterdir()}
     assert {name: digest for name, digest in found.items() if not name.endswith(".LICENSE")} == VENDORED

@@ -1,18 +1,14 @@
 """Workers, what is asked of them, and the app's schedule."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from amqp.exceptions import ConsumerCancelled, NotFound, RecoverableConnectionError
-from celery import Celery
 from celery.app.control import Inspect
 from celery.schedules import crontab, schedule
 from kit.left import keep
@@ -26,7 +22,7 @@ from celery_fdb.web import User
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, row_of, worker_of
 from celery_fdb.web.request_context import NOTHING
-from kombu_fdb import Broker, errors
+from kombu_fdb import errors
 from kombu_fdb.model import NO_SESSION, SessionFacts
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
@@ -41,9 +37,9 @@ STATS = {
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def answers(monkeypatch):
     """What workers answer to stats and active."""
-    answers: dict[str, Any] = {"stats": {"w@h": STATS}, "active": {"w@h": []}, "queues": {"w@h": [{"name": "jobs"}]}}
+    answers = {"stats": {"w@h": STATS}, "active": {"w@h": []}, "queues": {"w@h": [{"name": "jobs"}]}}
     monkeypatch.setattr(Inspect, "stats", lambda _: answers["stats"])
     monkeypatch.setattr(Inspect, "active", lambda _: answers["active"])
     monkeypatch.setattr(Inspect, "active_queues", lambda _: answers["queues"])
@@ -51,12 +47,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.fixture
-def control(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def control(app, monkeypatch):
     """What was asked of the workers; the first of them answers."""
-    asked: list[Any] = []
+    asked = []
 
-    def told(name: str) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
+    def told(name):
+        def call(*arguments, **named):
             asked.append((name, *arguments, *([named["destination"]] if "destination" in named else [])))
             return [{"w@h": {"ok": "done so"}}]
 
@@ -67,7 +63,7 @@ def control(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-def test_a_worker_with_what_it_runs(operator: Any, answers: dict[str, Any]) -> None:
+def test_a_worker_with_what_it_runs(operator, answers):
     answers["active"]["w@h"] = [{"id": "t1", "name": "shop.pay", "time_start": time.time() - 90, "args": ["secret"]}]
     page = operator.see("/workers")
     for text in ("w@h", "prefork", "takes from jobs", "tasks run: 7", "1 h 1 min", "shop.pay", "1 min"):
@@ -75,7 +71,7 @@ def test_a_worker_with_what_it_runs(operator: Any, answers: dict[str, Any]) -> N
     assert "secret" not in page
 
 
-def test_the_active_tasks_of_a_worker_with_how_long_they_run(visit: Any, app: Celery, answers: dict[str, Any]) -> None:
+def test_the_active_tasks_of_a_worker_with_how_long_they_run(visit, app, answers):
     """The longest first; it grows from look to look."""
     clock = ManualClock()
     now_s = clock.wall_ms() / 1000
@@ -94,13 +90,11 @@ def test_the_active_tasks_of_a_worker_with_how_long_they_run(visit: Any, app: Ce
         clock.advance(3_600)
 
 
-def test_the_workers_are_asked_once_for_all_who_open_the_page(
-    visit: Any, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_workers_are_asked_once_for_all_who_open_the_page(visit, app, broker, monkeypatch):
     """And a visitor of another page does not wait for them."""
     clock, asked, goes_on = ManualClock(), [], threading.Event()
 
-    def stats(_: Any) -> dict[str, Any]:
+    def stats(_):
         asked.append(1)
         goes_on.wait(60)
         return {"w@h": STATS}
@@ -119,13 +113,13 @@ def test_the_workers_are_asked_once_for_all_who_open_the_page(
     assert len(asked) == 2
 
 
-def test_without_an_app_or_an_answer_the_page_says_so(visit: Any, operator: Any, answers: dict[str, Any]) -> None:
+def test_without_an_app_or_an_answer_the_page_says_so(visit, operator, answers):
     assert "celery -A proj fdb web" in visit().see("/workers")
     answers.update(stats=None, active=None, queues=None)
     assert "No worker answered" in operator.see("/workers")
 
 
-def test_a_session_tells_the_name_of_its_worker() -> None:
+def test_a_session_tells_the_name_of_its_worker():
     """A worker has a queue of its own for remote control; a process that only asks workers has one for replies."""
     queues = ["jobs", "celeryev.5", "north@shop.celery.pidbox"]
     session = SessionFacts(NO_SESSION, {}, b"", 30.0, open=True, consumed=queues)
@@ -142,12 +136,10 @@ def test_a_session_tells_the_name_of_its_worker() -> None:
         pytest.param(errors.SessionLost, id="SessionLost"),
     ],
 )
-def test_workers_that_cannot_be_asked_are_a_page(
-    operator: Any, app: Celery, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
+def test_workers_that_cannot_be_asked_are_a_page(operator, app, monkeypatch, error):
     """Whatever ends the way of a question: seed 4006 of the box was fenced while it waited for the answers."""
 
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_, **__):
         raise error("gone")
 
     for verb in ("stats", "registered"):
@@ -162,7 +154,7 @@ def test_workers_that_cannot_be_asked_are_a_page(
 @pytest.mark.parametrize(
     "told", [None, [], "x", {"pool": 5, "total": []}, {"pool": {"max-concurrency": "x"}, "pid": []}]
 )
-def test_a_worker_may_answer_anything(told: Any) -> None:
+def test_a_worker_may_answer_anything(told):
     assert worker_of("w", told, told, told, 0.0)["name"] == "w"
     assert worker_of("w", None, [told, {"time_start": "x"}, {}], [told, {}], 0.0)["ran"] == 0
 
@@ -183,9 +175,7 @@ def test_a_worker_may_answer_anything(told: Any) -> None:
         ("worker_time_limit", {"task": "shop.pay", "soft": ""}, ("time_limit", "shop.pay", None, None, ["w@h"])),
     ],
 )
-def test_what_is_asked_of_a_worker(
-    operator: Any, control: list[Any], answers: Any, action: str, fields: Any, asked: Any
-) -> None:
+def test_what_is_asked_of_a_worker(operator, control, answers, action, fields, asked):
     given = {"action": action, "queue": "w@h", "back": "/nowhere"}
     assert "w@h" in operator.submit("/act", **given)
     assert control == [], "asked first"
@@ -194,25 +184,23 @@ def test_what_is_asked_of_a_worker(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet", "thread", "solo"])
-def test_a_pool_is_resized_and_limited_only_if_it_can(operator: Any, answers: dict[str, Any], pool: str) -> None:
+def test_a_pool_is_resized_and_limited_only_if_it_can(operator, answers, pool):
     answers["stats"]["w@h"] = {**STATS, "pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
     page = operator.see("/workers")
     assert ("Grow pool" in page) is (pool in {"prefork", "gevent", "eventlet"})
     assert ("Time limits" in page) is (pool == "prefork")
 
 
-def test_a_pool_that_grew_is_shown_as_it_is(operator: Any, answers: dict[str, Any]) -> None:
-    answers["stats"]["w@h"] = {**STATS, "pool": {**STATS["pool"], "processes": [*range(55)]}}  # type: ignore[dict-item]  # of several types
+def test_a_pool_that_grew_is_shown_as_it_is(operator, answers):
+    answers["stats"]["w@h"] = {**STATS, "pool": {**STATS["pool"], "processes": [*range(55)]}}
     assert " 55</span>" in operator.see("/workers")
 
 
-def test_a_running_task_is_ended_from_its_page(
-    operator: Any, visit: Any, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    answer: dict[str, Any] = {"ok": "terminate: t1"}
+def test_a_running_task_is_ended_from_its_page(operator, visit, app, broker, monkeypatch):
+    asked = []
+    answer = {"ok": "terminate: t1"}
 
-    def revoke(task_id: str, **named: Any) -> Any:
+    def revoke(task_id, **named):
         asked.append((task_id, named["terminate"]))
         return [{"w@h": answer}]
 
@@ -248,12 +236,12 @@ def test_a_running_task_is_ended_from_its_page(
         ("worker_time_limit", {"hard": "2m"}),
     ],
 )
-def test_what_no_worker_can_do_is_told(operator: Any, control: list[Any], action: str, fields: Any) -> None:
+def test_what_no_worker_can_do_is_told(operator, control, action, fields):
     operator.submit("/act", status=422, action=action, queue="w@h", confirmed="yes", **fields)
     assert control == []
 
 
-def test_a_worker_that_refuses_or_is_silent(operator: Any, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_refuses_or_is_silent(operator, app, monkeypatch):
     given = {"action": "worker_grow", "queue": "w@h", "by": "1", "confirmed": "yes"}
     for replies, text in (
         ([{"w@h": {"error": "no pool"}}], "no pool"),
@@ -269,7 +257,7 @@ def test_a_worker_that_refuses_or_is_silent(operator: Any, app: Celery, monkeypa
 NOW = datetime(2031, 5, 5, 12, 30, tzinfo=UTC)
 
 
-def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker: Broker) -> None:
+def test_entries_with_their_last_and_next_run(operator, app, broker):
     app.conf.beat_schedule = {
         "often": {"task": "shop.remind", "schedule": 300.0, "options": {"queue": "mails"}},
         "nightly": {"task": "shop.report", "schedule": crontab(hour=3, minute=15)},
@@ -294,7 +282,7 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
         assert text in page
 
 
-def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker) -> None:
+def test_without_an_app_what_beat_has_told_is_shown(viewer, broker):
     assert "No beat has reported its schedule" in viewer.see("/schedules")
     now_ms = Clock().wall_ms()
     schedule_of(broker).report(
@@ -327,23 +315,23 @@ class OddError(Exception):
 class Odd(schedule):
     """As an application may write one."""
 
-    def __init__(self, left: Any) -> None:
+    def __init__(self, left):
         super().__init__(60.0)
         self.left = left
 
-    def remaining_estimate(self, last_run_at: datetime) -> Any:
+    def remaining_estimate(self, last_run_at):
         if isinstance(self.left, Exception):
             raise self.left
         return self.left
 
 
-def test_a_schedule_that_does_not_look_at_its_last_run_has_one_next_run(app: Celery, broker: Broker) -> None:
+def test_a_schedule_that_does_not_look_at_its_last_run_has_one_next_run(app, broker):
     app.conf.beat_schedule = {"odd": {"task": "t", "schedule": Odd(timedelta(hours=1))}}
     (row,) = rows_of(app, broker, datetime.now(UTC))
     assert len(row["following"]) == 1
 
 
-def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, broker: Broker) -> None:
+def test_the_next_runs_are_in_the_zone_of_the_schedule(visit, app, broker):
     """Across the night in which its clocks are set back; and of an entry of which beat tells, if it has that timing."""
     app.conf.timezone = "Europe/Berlin"
     nightly, first = crontab(hour=2, minute=30, app=app), datetime(2026, 10, 24, 0, 30, tzinfo=UTC)
@@ -375,7 +363,7 @@ def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, 
     ],
     ids=["never", "raises", "raises its own", "too far", "does not say", "stands still", "always", "too long"],
 )
-def test_a_schedule_that_does_not_run_again_is_a_row(operator: Any, app: Celery, timing: Any, problem: str) -> None:
+def test_a_schedule_that_does_not_run_again_is_a_row(operator, app, timing, problem):
     app.conf.beat_schedule = {"odd": {"task": "t", "schedule": timing}, "even": {"task": "even.task", "schedule": 60.0}}
     page = operator.see("/schedules")
     assert "even.task" in page
@@ -383,11 +371,11 @@ def test_a_schedule_that_does_not_run_again_is_a_row(operator: Any, app: Celery,
 
 
 @pytest.mark.parametrize("has_app", [True, False])
-def test_who_is_gone_and_who_is_silent(app: Celery, broker: Broker, has_app: bool) -> None:
+def test_who_is_gone_and_who_is_silent(app, broker, has_app):
     app.conf.beat_schedule = {"kept": {"task": "t", "schedule": 60.0}, "untold": {"task": "t", "schedule": 60.0}}
     at_ms = int(NOW.timestamp() * 1000)
 
-    def states(age_s: int) -> dict[str, str]:
+    def states(age_s):
         told = [EntryReport(name, "t", "", "", None, None, 0, at_ms - age_s * 1000, 60.0) for name in ("kept", "old")]
         schedule_of(broker).report(told)
         return {each["name"]: each["state"] for each in rows_of(app if has_app else None, broker, NOW)}
@@ -400,9 +388,7 @@ def test_who_is_gone_and_who_is_silent(app: Celery, broker: Broker, has_app: boo
     assert found == {"kept": "gone", "old": "gone", "new": "beat", **untold}
 
 
-def test_an_entry_is_paused_resumed_and_run_from_the_page(
-    operator: Any, visit: Any, app: Celery, broker: Broker
-) -> None:
+def test_an_entry_is_paused_resumed_and_run_from_the_page(operator, visit, app, broker):
     app.conf.beat_schedule = {
         "mine": {"task": "shop.remind", "schedule": 300.0, "args": ("acme",), "options": {"queue": "mails"}},
         "broken": {"task": "shop.x", "schedule": "sometimes"},
@@ -413,7 +399,7 @@ def test_an_entry_is_paused_resumed_and_run_from_the_page(
         [EntryReport(name, "t", "", "", None, now_ms + 9_000, 0, now_ms, 60.0) for name in names]
     )
 
-    def offered(person: Any) -> list[str]:
+    def offered(person):
         return re.findall(r'name="action" value="([^"]+)"', person.see("/schedules"))
 
     assert offered(visit(app=app)) == [], "read-only"

@@ -1,16 +1,11 @@
 """Django inside the test's process, with a database in memory, and a broker of its own for each test."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from celery import Celery
 
 from kombu_fdb import Broker
 
@@ -20,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _django() -> Iterator[None]:
+def _django():
     """Set up once per process: Django can't be set up twice."""
     from django.conf import settings
     from django.core.management import call_command
@@ -35,14 +30,14 @@ def _django() -> Iterator[None]:
         from django.urls import include, path
 
         ours = include("celery_fdb.contrib.django.urls")
-        urls.urlpatterns = [path("admin/", admin.site.urls), path("ops/fdb/", ours)]  # type: ignore[attr-defined]
+        urls.urlpatterns = [path("admin/", admin.site.urls), path("ops/fdb/", ours)]
     call_command("migrate", verbosity=0)
     yield
     connection.close()
 
 
 @pytest.fixture
-def database() -> Iterator[None]:
+def database():
     """What a test writes into Django's database is rolled back after it."""
     from django.db import transaction
 
@@ -52,13 +47,13 @@ def database() -> Iterator[None]:
 
 
 @pytest.fixture
-def configure() -> Iterator[Callable[..., None]]:
+def configure():
     """Changes Django's settings until the end of the test."""
     from django.test import override_settings
 
-    changed: list[override_settings] = []
+    changed = []
 
-    def configure(**settings: Any) -> None:
+    def configure(**settings):
         override = override_settings(**settings)
         override.enable()
         changed.append(override)
@@ -72,13 +67,13 @@ def configure() -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     """Django's pages are those of ``tests/celery_fdb/web``."""
     return f"fdb+sqlite:///{tmp_path}/broker.db"
 
 
 @pytest.fixture
-def broker(url: str, configure: Callable[..., None]) -> Any:
+def broker(url, configure):
     """The broker that the pages show."""
     from celery_fdb.contrib.django.conf import lazy_broker
 
@@ -88,7 +83,7 @@ def broker(url: str, configure: Callable[..., None]) -> Any:
 
 
 @pytest.fixture
-def app(url: str, new_app: Callable[..., Celery]) -> Celery:
+def app(url, new_app):
     """A publisher of that broker."""
     app = new_app(url)
     app.conf.task_ignore_result = True
@@ -96,12 +91,12 @@ def app(url: str, new_app: Callable[..., Celery]) -> Celery:
 
 
 @pytest.fixture
-def login() -> Callable[..., Any]:
+def login():
     """A client of a member of staff with these permissions."""
     from django.contrib.auth.models import Permission, User
     from django.test import Client
 
-    def login(*permissions: str, staff: bool = True, superuser: bool = False) -> Any:
+    def login(*permissions, staff=True, superuser=False):
         user = User.objects.create(username=f"user{User.objects.count()}", is_staff=staff, is_superuser=superuser)
         user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
         assert user.user_permissions.count() == len(permissions)
@@ -113,15 +108,15 @@ def login() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def viewer(login: Callable[..., Any]) -> Any:
+def viewer(login):
     return login("view_queue")
 
 
 @pytest.fixture
-def operator(login: Callable[..., Any]) -> Any:
+def operator(login):
     return login("view_queue", "manage_queue", "view_body")
 
 
 @pytest.fixture(autouse=True)
-def _jobs_are_kept(jobs_are_kept: None) -> None:
+def _jobs_are_kept(jobs_are_kept):
     """In each test here."""

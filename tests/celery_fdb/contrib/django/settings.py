@@ -1,7 +1,5 @@
 """Django as the tests of ``celery_fdb.contrib.django`` set it up; each test names its broker."""
 
-from __future__ import annotations
-
 SECRET_KEY = "for tests"
 USE_TZ = True
 ROOT_URLCONF = "tests_django_urls"

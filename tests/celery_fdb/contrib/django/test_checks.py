@@ -1,11 +1,7 @@
 """``manage.py check``: each message appears with its cause, names the next step, and goes away with it."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -16,10 +12,8 @@ from django.test import modify_settings
 
 from celery_fdb.contrib.django import checks
 
-Configure = Callable[..., None]
 
-
-def messages(*, deploy: bool = False) -> dict[str, Any]:
+def messages(*, deploy=False):
     """What ``check`` tells of us, by id."""
     found = [each for each in django_checks.run_checks(include_deployment_checks=deploy) if "celery_fdb" in each.id]
     assert all(each.hint for each in found), "each names the next step"
@@ -27,7 +21,7 @@ def messages(*, deploy: bool = False) -> dict[str, Any]:
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
+def app(monkeypatch, tmp_path):
     """The project's app, on a broker of ours."""
     app = Celery("shop", broker=f"fdb+sqlite:///{tmp_path}/broker.db", set_as_current=False)
     monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
@@ -38,12 +32,12 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
     ("without", "hint"),
     [("celery_fdb.contrib.django", "Write celery_fdb.contrib.django instead"), ("", "Remove it")],
 )
-def test_the_package_is_not_the_app(without: str, hint: str) -> None:
+def test_the_package_is_not_the_app(without, hint):
     with modify_settings(INSTALLED_APPS={"append": "celery_fdb", "remove": without}):
         assert hint in messages()["W015"].hint
 
 
-def test_a_good_project_has_nothing_to_mend(app: Celery, configure: Configure) -> None:
+def test_a_good_project_has_nothing_to_mend(app, configure):
     configure(CELERY_BROKER_URL=app.conf.broker_url)
     assert messages(deploy=True) == {}
 
@@ -64,7 +58,7 @@ def test_a_good_project_has_nothing_to_mend(app: Celery, configure: Configure) -
         ({"APP": "os.path:join"}, "not a Celery app"),
     ],
 )
-def test_unusable_settings(configure: Configure, settings: Any, says: str) -> None:
+def test_unusable_settings(configure, settings, says):
     configure(CELERY_FDB=settings)
     found = messages()
     assert found.keys() == {"E001"}
@@ -90,7 +84,7 @@ UNSAFE = ["application/x-python-serialize", "application/x-yaml", "pickle", "yam
     ],
     ids=str,
 )
-def test_what_is_wrong_in_the_apps_configuration(app: Celery, conf: dict[str, Any], name: str, says: list[str]) -> None:
+def test_what_is_wrong_in_the_apps_configuration(app, conf, name, says):
     app.conf.update(conf)
     ((found, message),) = messages().items()
     told = f"{message.msg} {message.hint}"
@@ -105,9 +99,7 @@ def test_what_is_wrong_in_the_apps_configuration(app: Celery, conf: dict[str, An
         ("fdb+sqlite:////srv/results.db", {"sesion_ttl": 3}, "session_ttl"),
     ],
 )
-def test_a_result_backend_with_which_no_worker_starts(
-    app: Celery, url: str, options: dict[str, Any], says: str
-) -> None:
+def test_a_result_backend_with_which_no_worker_starts(app, url, options, says):
     app.conf.update(result_backend=url, result_backend_transport_options=options)
     found = messages()
     assert found.keys() == {"E002"}
@@ -121,14 +113,12 @@ THEIRS = (None, "", "rpc://", "redis://localhost/0", "fdb", "fdb.backends:Theirs
 
 
 @pytest.mark.parametrize("conf", [*({"result_backend": each} for each in THEIRS), {"include": ["no_such_module"]}])
-def test_what_is_another_librarys_or_the_doctors(app: Celery, conf: dict[str, Any]) -> None:
+def test_what_is_another_librarys_or_the_doctors(app, conf):
     app.conf.update(conf)
     assert messages() == {}
 
 
-def test_the_files_of_broker_and_result_backend_are_checked_alike(
-    app: Celery, tmp_path: Path, configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_of_broker_and_result_backend_are_checked_alike(app, tmp_path, configure, monkeypatch):
     app.conf.result_backend = f"fdb+sqlite:///{tmp_path}/nowhere/results.db"
     (found,) = messages().values()
     assert (found.id, found.hint) == ("celery_fdb.W003", f"mkdir -p {tmp_path}/nowhere")
@@ -144,37 +134,37 @@ def test_the_files_of_broker_and_result_backend_are_checked_alike(
     assert served == {f"{each} is in MEDIA_ROOT, which web servers serve to anyone." for each in files}
 
 
-def test_a_store_of_broker_and_results_is_checked_once(app: Celery, tmp_path: Path) -> None:
+def test_a_store_of_broker_and_results_is_checked_once(app, tmp_path):
     app.conf.broker_url = app.conf.result_backend = f"fdb+sqlite:///{tmp_path}/nowhere/broker.db"
     (found,) = [each for each in django_checks.run_checks() if "celery_fdb" in each.id]
     assert found.msg.startswith("The broker's file: ")
 
 
-def test_of_several_urls_the_first_of_ours_counts(app: Celery) -> None:
+def test_of_several_urls_the_first_of_ours_counts(app):
     app.conf.broker_url = f"redis://localhost;{app.conf.broker_url}"
     assert messages() == {}
 
 
-def test_an_app_that_does_not_read_djangos_settings(app: Celery, configure: Configure) -> None:
+def test_an_app_that_does_not_read_djangos_settings(app, configure):
     configure(CELERY_BROKER_URL="fdb://")
     assert messages().keys() == {"W002"}
 
 
-def test_a_folder_that_is_missing(app: Celery, tmp_path: Path, configure: Configure) -> None:
+def test_a_folder_that_is_missing(app, tmp_path, configure):
     app.conf.broker_url = f"fdb+sqlite:///{tmp_path}/nowhere/broker.db"
     assert messages()["W003"].hint == f"mkdir -p {tmp_path}/nowhere"
     configure(CELERY_FDB={"CHECKS": False})
     assert messages() == {}
 
 
-def test_a_path_with_a_slash_too_few(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_with_a_slash_too_few(app, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for url in ("fdb+sqlite:///broker.db", "fdb+sqlite:///var/lib/shop/broker.db"):
         app.conf.broker_url = url
         assert "four slashes" in str(messages()["W003"].hint)
 
 
-def test_a_file_that_everybody_may_read(app: Celery, tmp_path: Path) -> None:
+def test_a_file_that_everybody_may_read(app, tmp_path):
     file = tmp_path / "broker.db"
     file.touch(mode=0o660)
     assert messages() == {}, "a group may be meant to"
@@ -184,7 +174,7 @@ def test_a_file_that_everybody_may_read(app: Celery, tmp_path: Path) -> None:
     assert "chmod o=" in found["W004"].hint
 
 
-def test_a_file_that_is_also_djangos(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_also_djangos(app, tmp_path, monkeypatch):
     from django.db import connection
 
     monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "broker.db"))
@@ -192,20 +182,18 @@ def test_a_file_that_is_also_djangos(app: Celery, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["MEDIA_ROOT", "STATIC_ROOT"])
-def test_a_file_that_is_served(app: Celery, tmp_path: Path, configure: Configure, name: str) -> None:
+def test_a_file_that_is_served(app, tmp_path, configure, name):
     configure(**{name: str(tmp_path)})
     assert messages().keys() == {"W006"}
 
 
-def test_options_of_a_task_that_do_nothing(app: Celery) -> None:
+def test_options_of_a_task_that_do_nothing(app):
     assert "W017" not in messages()
     app.task(messages, name="shop.pay", dead_letter=True)
     assert "shop.pay (dead_letter)" in messages()["W017"].msg
 
 
-def test_options_of_a_task_that_only_a_worker_loads(
-    app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_a_task_that_only_a_worker_loads(app, tmp_path, monkeypatch):
     late = "from celery import shared_task\n\n@shared_task(name='shop.late', dead_letter=True)\ndef late(): ...\n"
     (tmp_path / "late_tasks.py").write_text(late)
     monkeypatch.syspath_prepend(tmp_path)
@@ -213,12 +201,12 @@ def test_options_of_a_task_that_only_a_worker_loads(
     assert "shop.late (dead_letter)" in messages()["W017"].msg
 
 
-def test_each_load_of_tasks_runs_the_checks_once(app: Celery) -> None:
+def test_each_load_of_tasks_runs_the_checks_once(app):
     """Celery's fix-up runs all checks when tasks are loaded. The check that loads them must not run itself again."""
     fixup = DjangoFixup(app)
-    runs: list[None] = []
+    runs = []
 
-    def on_import(**_: object) -> None:
+    def on_import(**_):
         runs.append(None)
         fixup.on_import_modules()
 
@@ -229,18 +217,18 @@ def test_each_load_of_tasks_runs_the_checks_once(app: Celery) -> None:
     assert len(runs) == 2
 
 
-def test_no_admin(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_admin(app, monkeypatch):
     monkeypatch.setattr("celery_fdb.contrib.django.checks.apps.is_installed", lambda _: False)
     assert messages().keys() == {"W009"}
 
 
-def test_a_store_that_does_not_answer_is_found_before_deployment(app: Celery, tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_found_before_deployment(app, tmp_path):
     app.conf.broker_url = f"fdb+sqlite:///{tmp_path}/nowhere/broker.db"
     assert "W010" not in messages()
     assert "W010" in messages(deploy=True)
 
 
-def test_the_default_namespace_of_a_cluster(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_namespace_of_a_cluster(app, monkeypatch):
     monkeypatch.setattr("celery_fdb.contrib.django.conf.lazy_broker.broker", lambda: None)
     app.conf.broker_url = "fdb://"
     assert "W011" in messages(deploy=True)
@@ -248,7 +236,7 @@ def test_the_default_namespace_of_a_cluster(app: Celery, monkeypatch: pytest.Mon
     assert "W011" not in messages(deploy=True)
 
 
-def test_atomic_requests(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomic_requests(app, monkeypatch):
     from django.db import connection
 
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
@@ -256,14 +244,14 @@ def test_atomic_requests(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "delay_on_commit" in messages(deploy=True)["W012"].hint
 
 
-def test_a_project_without_default_auto_field_is_not_warned_of_our_models() -> None:
+def test_a_project_without_default_auto_field_is_not_warned_of_our_models():
     from django.conf import settings
 
     assert not settings.is_overridden("DEFAULT_AUTO_FIELD")
     assert [each for each in django_checks.run_checks() if each.id == "models.W042"] == []
 
 
-def test_every_id_is_in_the_table_and_made_somewhere() -> None:
+def test_every_id_is_in_the_table_and_made_somewhere():
     names = ("checks.py", "backend.py", "../../apps.py")
     source = "".join(Path(checks.__file__).parent.joinpath(name).read_text() for name in names)
     listed = re.findall(r"^``celery_fdb\.(\w\d+)``", checks.__doc__ or "", re.MULTILINE)
@@ -272,7 +260,7 @@ def test_every_id_is_in_the_table_and_made_somewhere() -> None:
     assert set(listed) == made
 
 
-def test_the_broker_shown_is_the_one_that_workers_read_from(app: Celery) -> None:
+def test_the_broker_shown_is_the_one_that_workers_read_from(app):
     from celery_fdb.brokers import broker_of
     from celery_fdb.contrib.django import conf
 

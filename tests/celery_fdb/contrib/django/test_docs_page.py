@@ -1,11 +1,8 @@
 """docs/django.md is done, step by step, in a project as ``startproject`` makes it; its settings are the code's."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ PAGE = ROOT / "docs" / "django.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_the_table_of_settings_is_that_of_the_code() -> None:
+def test_the_table_of_settings_is_that_of_the_code():
     from celery_fdb.contrib.django.conf import DjangoSettings
 
     found = re.findall(r"^\| `([A-Z_]+)` \| `(.*?)` \|", PAGE.read_text(), re.MULTILINE)
@@ -25,7 +22,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
     ]
 
 
-def test_the_permissions_are_those_of_the_models() -> None:
+def test_the_permissions_are_those_of_the_models():
     from django.contrib.auth.models import Permission
 
     made = Permission.objects.filter(content_type__app_label="celery_fdb").values_list("codename", flat=True)
@@ -33,11 +30,11 @@ def test_the_permissions_are_those_of_the_models() -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., str]:
+def run(tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     environ.pop("DJANGO_SETTINGS_MODULE", None)
 
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         done = run_python(*arguments, cwd=tmp_path, env=environ)
         return done.stdout
 
@@ -45,7 +42,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.process
-def test_the_page_takes_a_project_over(run: Callable[..., str], tmp_path: Path) -> None:
+def test_the_page_takes_a_project_over(run, tmp_path):
     """Blocks of Python go into the file they name, commands are run, in the order of the page."""
     import django
 

@@ -3,17 +3,13 @@
 What the pages show and do is tested in ``tests/celery_fdb/web``.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import logging
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -22,7 +18,6 @@ from django.contrib.auth import get_user
 from celery_fdb import brokers
 from celery_fdb.contrib.django import conf
 from celery_fdb.operations.catalogue import ACTIONS
-from kombu_fdb import Broker
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
 pytestmark = pytest.mark.usefixtures("database")
@@ -37,20 +32,20 @@ PAGES = (
 )
 
 
-def see(client: Any, address: str, status: int = 200) -> str:
+def see(client, address, status=200):
     answer = client.get(address)
     assert answer.status_code == status, answer.content.decode()[-2000:]
     return str(html.unescape(answer.content.decode()))
 
 
-def act(client: Any, root: str, **fields: Any) -> Any:
+def act(client, root, **fields):
     """A form of a page, sent with the token that the page has."""
     client.get(f"{root}queue?queue=q")
     token, back = client.cookies["csrftoken"].value, f"{root}queue?queue=q"
     return client.post(f"{root}act", {"csrfmiddlewaretoken": token, "queue": "q", "back": back, **fields}, follow=True)
 
 
-def confirm(client: Any, root: str, **fields: Any) -> str:
+def confirm(client, root, **fields):
     """Asks, sees the question, says yes, and sees the page after it."""
     before = log()
     question = act(client, root, **fields).content.decode()
@@ -60,22 +55,22 @@ def confirm(client: Any, root: str, **fields: Any) -> str:
     return str(act(client, root, confirmed="yes", **fields, **({"asked": asked[0]} if asked else {})).content.decode())
 
 
-def log() -> list[tuple[str, str]]:
+def log():
     from django.contrib.admin.models import LogEntry
 
     return [(each.object_id, each.change_message) for each in LogEntry.objects.order_by("pk")]
 
 
 @pytest.fixture
-def jobs(broker: Broker) -> Any:
+def jobs(broker):
     """A queue with a message in the queue and one that died."""
     broker.queue("q").put("x", key="k")
-    broker.queue("q").take(0).bury(error=ValueError("no such order"))  # type: ignore[union-attr]
+    broker.queue("q").take(0).bury(error=ValueError("no such order"))
     broker.queue("q").put("x", key="k")
     return broker.queue("q")
 
 
-def selected(client: Any, root: str, queue: str = "q") -> list[str]:
+def selected(client, root, queue="q"):
     return re.findall(r'name="selected" value="([^"]+)"', see(client, f"{root}messages?queue={queue}"))
 
 
@@ -83,8 +78,8 @@ def selected(client: Any, root: str, queue: str = "q") -> list[str]:
 
 
 @mounts
-def test_every_link_leads_to_a_page_under_the_prefix(jobs: Any, operator: Any, root: str) -> None:
-    seen: set[str] = set()
+def test_every_link_leads_to_a_page_under_the_prefix(jobs, operator, root):
+    seen = set()
     todo = {root, f"{root}events"}
     while todo:
         address = todo.pop()
@@ -102,7 +97,7 @@ def test_every_link_leads_to_a_page_under_the_prefix(jobs: Any, operator: Any, r
 
 
 @mounts
-def test_numbers_are_polled(jobs: Any, viewer: Any, root: str) -> None:
+def test_numbers_are_polled(jobs, viewer, root):
     page = see(viewer, root)
     assert f'data-events="{root}events" data-every="5.0"' in page
     told = json.loads(see(viewer, f"{root}events"))
@@ -110,15 +105,15 @@ def test_numbers_are_polled(jobs: Any, viewer: Any, root: str) -> None:
     assert told["queues"].keys() == {"q", "q.dead"}
 
 
-def test_pages_that_poll_share_one_look(jobs: Any, viewer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_poll_share_one_look(jobs, viewer, monkeypatch):
     """And none waits for another's: a store that hangs holds one thread of the server."""
     from celery_fdb.contrib.django.pages import VIEWS, poll
     from celery_fdb.web.live import LiveStats
     from celery_fdb.web.page import Shared
 
-    told: Shared[dict[str, Any]] = Shared(waits=False)
+    told = Shared(waits=False)
     monkeypatch.setitem(VIEWS, "/events", partial(poll, LiveStats(), told))
-    looks: list[dict[str, Any]] = []
+    looks = []
     look = LiveStats.look_at
     monkeypatch.setattr(LiveStats, "look_at", lambda *given: looks.append(look(*given)) or looks[-1])
     for _ in range(3):
@@ -132,13 +127,13 @@ def test_pages_that_poll_share_one_look(jobs: Any, viewer: Any, monkeypatch: pyt
     assert len(looks) == 2
 
 
-def test_looking_makes_no_session(broker: Broker, operator: Any) -> None:
+def test_looking_makes_no_session(broker, operator):
     for page in PAGES:
         operator.get(ADMIN + page)
     assert broker.inspect.sessions() == []
 
 
-def test_the_entries_of_the_admin_lead_to_their_pages(jobs: Any, viewer: Any) -> None:
+def test_the_entries_of_the_admin_lead_to_their_pages(jobs, viewer):
     page = see(viewer, "/admin/")
     for address, leads_to in (("queue", None), ("deadletter", "dead"), ("session", "sessions")):
         assert f'href="/admin/celery_fdb/{address}/"' in page
@@ -161,16 +156,14 @@ def test_the_entries_of_the_admin_lead_to_their_pages(jobs: Any, viewer: Any) ->
         ("deadletter_causes", [], "", "causes"),
     ],
 )
-def test_addresses_of_before_lead_to_the_pages(
-    broker: Broker, viewer: Any, view: str, given: list[str], query: str, leads_to: str
-) -> None:
+def test_addresses_of_before_lead_to_the_pages(broker, viewer, view, given, query, leads_to):
     from django.urls import reverse
 
     address = reverse(f"admin:celery_fdb_{view}", args=given)
     assert viewer.get(address + query).headers["location"] == ADMIN + leads_to
 
 
-def test_moments_are_those_of_djangos_time_zone(jobs: Any, viewer: Any, configure: Any) -> None:
+def test_moments_are_those_of_djangos_time_zone(jobs, viewer, configure):
     configure(TIME_ZONE="Asia/Kolkata")
     page = see(viewer, f"{ADMIN}messages?queue=q&since=2030-01-02T03:04")
     assert "Since, <span data-zone>Asia/Kolkata</span>" in page
@@ -178,9 +171,7 @@ def test_moments_are_those_of_djangos_time_zone(jobs: Any, viewer: Any, configur
     assert "since=2030-01-01T21" in page
 
 
-def test_bodies_and_arguments_only_for_those_who_may_and_ask(
-    app: Celery, url: str, configure: Any, viewer: Any, operator: Any
-) -> None:
+def test_bodies_and_arguments_only_for_those_who_may_and_ask(app, url, configure, viewer, operator):
     configure(CELERY_FDB={"BROKER_URL": url})
     app.send_task("shop.charge", (SECRET,), {"card": SECRET}, queue="q")
     (spot,) = selected(operator, ADMIN)
@@ -211,9 +202,7 @@ def test_bodies_and_arguments_only_for_those_who_may_and_ask(
         ({"PAGESIZE": 3}, "unknown key", "PAGE_SIZE"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(
-    configure: Any, operator: Any, settings: dict[str, Any], says: str, next_step: str
-) -> None:
+def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(configure, operator, settings, says, next_step):
     configure(CELERY_FDB=settings)
     for address in ("", "sessions", "messages?queue=q"):
         page = see(operator, ADMIN + address, 503)
@@ -225,13 +214,11 @@ def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(
 @pytest.mark.parametrize(
     ("settings", "waits_s"), [({}, 3.0), ({"CONNECT_TIMEOUT": 2}, 2), ({"OPTIONS": {"connect_timeout": 1}}, 1)]
 )
-def test_a_page_does_not_wait_for_the_store_as_workers_do(
-    configure: Any, url: str, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], waits_s: float
-) -> None:
+def test_a_page_does_not_wait_for_the_store_as_workers_do(configure, url, monkeypatch, settings, waits_s):
     app = Celery(broker=url, set_as_current=False)
     app.conf.broker_transport_options = {"connect_timeout": 30}
     monkeypatch.setattr(conf, "celery_app", lambda _: app)
-    asked: list[Any] = []
+    asked = []
     monkeypatch.setattr(brokers, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
     configure(CELERY_FDB=settings)
     conf._open()
@@ -242,7 +229,7 @@ def test_a_page_does_not_wait_for_the_store_as_workers_do(
 
 
 @mounts
-def test_who_has_no_permission_sees_nothing(jobs: Any, login: Any, root: str) -> None:
+def test_who_has_no_permission_sees_nothing(jobs, login, root):
     client = login()
     for page in (*PAGES, "static/live.js", "nothing"):
         assert client.get(root + page).status_code == 403
@@ -251,13 +238,13 @@ def test_who_has_no_permission_sees_nothing(jobs: Any, login: Any, root: str) ->
 
 
 @pytest.mark.parametrize(("root", "status"), [(ADMIN, 302), (OWN, 200)])
-def test_who_is_not_staff_does_not_see_the_admins(jobs: Any, login: Any, root: str, status: int) -> None:
+def test_who_is_not_staff_does_not_see_the_admins(jobs, login, root, status):
     client = login("view_queue", "manage_queue", staff=False)
     assert {client.get(root + page).status_code for page in PAGES} == {status}
 
 
 @mounts
-def test_strangers_are_led_to_log_in(jobs: Any, configure: Any, root: str) -> None:
+def test_strangers_are_led_to_log_in(jobs, configure, root):
     configure(ALLOWED_HOSTS=["testserver"])
     from django.test import Client
 
@@ -271,7 +258,7 @@ def test_strangers_are_led_to_log_in(jobs: Any, configure: Any, root: str) -> No
 
 
 @mounts
-def test_a_viewer_sees_no_buttons_and_may_not_act(jobs: Any, viewer: Any, root: str) -> None:
+def test_a_viewer_sees_no_buttons_and_may_not_act(jobs, viewer, root):
     see(viewer, root)
     assert not any('name="action"' in see(viewer, root + page) for page in PAGES)
     for action in ACTIONS:
@@ -281,7 +268,7 @@ def test_a_viewer_sees_no_buttons_and_may_not_act(jobs: Any, viewer: Any, root: 
     assert not jobs.control().paused
 
 
-def test_workers_are_acted_on_by_those_alone_who_have_that_permission(jobs: Any, operator: Any, login: Any) -> None:
+def test_workers_are_acted_on_by_those_alone_who_have_that_permission(jobs, operator, login):
     fields = {"action": "worker_shutdown", "queue": "worker@host"}
     assert act(operator, ADMIN, **fields, confirmed="yes").status_code == 403
     assert log() == []
@@ -290,7 +277,7 @@ def test_workers_are_acted_on_by_those_alone_who_have_that_permission(jobs: Any,
 
 
 @mounts
-def test_an_action_needs_post_djangos_token_and_a_page_of_this_site(jobs: Any, operator: Any, root: str) -> None:
+def test_an_action_needs_post_djangos_token_and_a_page_of_this_site(jobs, operator, root):
     fields = {"action": "pause", "queue": "q"}
     assert "Stop delivering" in see(operator, f"{root}act?action=pause&queue=q&confirmed=yes"), "a question only"
     assert operator.post(root, fields).status_code in {403, 405}
@@ -306,7 +293,7 @@ def test_an_action_needs_post_djangos_token_and_a_page_of_this_site(jobs: Any, o
 
 
 @mounts
-def test_what_was_done_is_told_and_stands_in_the_admins_log(jobs: Any, operator: Any, root: str) -> None:
+def test_what_was_done_is_told_and_stands_in_the_admins_log(jobs, operator, root):
     page = act(operator, root, action="pause").content.decode()
     assert "Paused q." in page
     assert "Paused q." not in see(operator, f"{root}queue?queue=q"), "once"
@@ -317,7 +304,7 @@ def test_what_was_done_is_told_and_stands_in_the_admins_log(jobs: Any, operator:
     assert f'href="{ADMIN}q/history/"' in see(operator, f"{ADMIN}queue?queue=q")
 
 
-def test_entries_of_any_name_have_their_history(broker: Broker, operator: Any) -> None:
+def test_entries_of_any_name_have_their_history(broker, operator):
     for name in ("", ".", "a\x00b", "a/b"):
         broker.queue(name).put("x")
         act(operator, ADMIN, action="pause", queue=name)
@@ -334,10 +321,8 @@ class Bug(BaseException):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug \ud800\x00"), KeyError(), MemoryError(), Bug("gone")])
-def test_an_entry_of_the_log_always_ends(
-    jobs: Any, broker: Broker, operator: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
+def test_an_entry_of_the_log_always_ends(jobs, broker, operator, monkeypatch, error):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # xdist can't hand on what is not UTF-8
@@ -350,15 +335,15 @@ def test_an_entry_of_the_log_always_ends(
 
 @mounts
 def test_an_entry_is_committed_before_its_action_whatever_atomic_requests_says(
-    jobs: Any, broker: Broker, operator: Any, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    jobs, broker, operator, root, monkeypatch
+):
     from django.db import connection
 
     depths = [len(connection.savepoint_ids)]
     verbs = type(broker._engine.queues)
     change = verbs.change_control
 
-    def changed(*given: Any, **named: Any) -> Any:
+    def changed(*given, **named):
         depths.append(len(connection.savepoint_ids))
         return change(*given, **named)
 
@@ -368,14 +353,14 @@ def test_an_entry_is_committed_before_its_action_whatever_atomic_requests_says(
     assert depths == [depths[0]] * 2
 
 
-def test_an_admin_site_may_return_the_views_as_they_are() -> None:
+def test_an_admin_site_may_return_the_views_as_they_are():
     from django.contrib.admin import AdminSite
 
     from celery_fdb.contrib.django.admin import QueueAdmin
     from celery_fdb.contrib.django.models import Queue
 
     class Open(AdminSite):
-        def admin_view(self, view: Any, cacheable: bool = False) -> Any:
+        def admin_view(self, view, cacheable=False):
             del cacheable
             return view
 
@@ -384,9 +369,7 @@ def test_an_admin_site_may_return_the_views_as_they_are() -> None:
     assert any("celery_fdb/queue/" in str(each.pattern) for each in site.get_urls())
 
 
-def test_a_cancelled_task_is_revoked(
-    url: str, new_app: Any, configure: Callable[..., None], operator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_task_is_revoked(url, new_app, configure, operator, monkeypatch):
     project = new_app(url, backend="cache+memory://")
     monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: project)
     configure(CELERY_FDB={"APP": "project.celery:app"})
@@ -395,7 +378,7 @@ def test_a_cancelled_task_is_revoked(
     assert sent.state == "REVOKED"
 
 
-def test_without_an_app_the_page_says_who_is_not_told(app: Celery, broker: Broker, operator: Any) -> None:
+def test_without_an_app_the_page_says_who_is_not_told(app, broker, operator):
     app.send_task("shop.charge", queue="q")
     page = confirm(operator, ADMIN, action="cancel", selected=selected(operator, ADMIN))
     assert "Set CELERY_FDB['APP']" in html.unescape(page)
@@ -406,15 +389,15 @@ def test_without_an_app_the_page_says_who_is_not_told(app: Celery, broker: Broke
 
 
 @mounts
-def test_under_asgi_as_under_wsgi(jobs: Any, operator: Any, root: str) -> None:
+def test_under_asgi_as_under_wsgi(jobs, operator, root):
     from asgiref.sync import async_to_sync
     from django.test import AsyncClient
 
-    client: Any = AsyncClient()
+    client = AsyncClient()
     client.cookies = operator.cookies
 
     @async_to_sync
-    async def visit() -> str:
+    async def visit():
         for page in PAGES:
             assert (await client.get(root + page)).status_code == 200, page
         token = client.cookies["csrftoken"].value
@@ -425,7 +408,7 @@ def test_under_asgi_as_under_wsgi(jobs: Any, operator: Any, root: str) -> None:
     assert jobs.control().paused
 
 
-def test_links_have_the_prefix_of_the_settings_under_asgi(jobs: Any, operator: Any, configure: Any) -> None:
+def test_links_have_the_prefix_of_the_settings_under_asgi(jobs, operator, configure):
     """Where a proxy removes the prefix, Django's own links have it, and ``request.path`` has not."""
     from django.core.handlers.asgi import ASGIRequest
     from django.urls import set_script_prefix

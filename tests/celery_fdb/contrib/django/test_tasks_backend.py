@@ -1,16 +1,10 @@
 """The backend of ``django.tasks``, with a real worker, where this Django has it."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -62,7 +56,7 @@ def plain():
 
 
 @pytest.fixture
-def app(url: str, new_app: Callable[..., Celery], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Celery:
+def app(url, new_app, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     app = new_app(url, backend=f"file://{tmp_path}/results")
     app.conf.update(result_extended=True, task_track_started=True)
@@ -71,7 +65,7 @@ def app(url: str, new_app: Callable[..., Celery], tmp_path: Path, monkeypatch: p
 
 
 @pytest.fixture
-def broker(app: Celery, url: str, configure: Callable[..., None]) -> Any:
+def broker(app, url, configure):
     from celery_fdb.contrib.django.conf import lazy_broker
 
     backend = {
@@ -84,7 +78,7 @@ def broker(app: Celery, url: str, configure: Callable[..., None]) -> Any:
 
 
 @pytest.fixture
-def tasks(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def tasks(broker, tmp_path, monkeypatch):
     """A module of tasks, as an app has one."""
     (tmp_path / "shop_tasks.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -93,19 +87,19 @@ def tasks(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def worker(app: Celery) -> Callable[[], AbstractContextManager[Any]]:
+def worker(app):
     app.amqp.queues.select_add("default")
     app.amqp.queues.select_add("mail")
     return lambda: start_worker(app, perform_ping_check=False, shutdown_timeout=20)
 
 
-def finish(app: Celery, result: Any) -> Any:
+def finish(app, result):
     """Wait for the worker, then ask Django."""
     app.AsyncResult(result.id).get(timeout=20, propagate=False, interval=0.02)
     return default_task_backend.get_result(result.id)
 
 
-def test_a_task_waits_in_the_broker_and_a_worker_runs_it(app: Any, broker: Broker, tasks: Any, worker: Any) -> None:
+def test_a_task_waits_in_the_broker_and_a_worker_runs_it(app, broker, tasks, worker):
     sent = tasks.add.enqueue(2, other=3)
     assert sent.status is TaskResultStatus.READY
     assert broker.queue("default").keys()["django"].ready == 1
@@ -122,7 +116,7 @@ def test_a_task_waits_in_the_broker_and_a_worker_runs_it(app: Any, broker: Broke
     assert sent.return_value == 5
 
 
-def test_a_failed_task_tells_its_error(app: Any, tasks: Any, worker: Any) -> None:
+def test_a_failed_task_tells_its_error(app, tasks, worker):
     sent = tasks.fail.enqueue()
     with worker():
         done = finish(app, sent)
@@ -134,13 +128,13 @@ def test_a_failed_task_tells_its_error(app: Any, tasks: Any, worker: Any) -> Non
         _ = done.return_value
 
 
-def test_context_coroutines_and_signals(app: Any, tasks: Any, worker: Any) -> None:
+def test_context_coroutines_and_signals(app, tasks, worker):
     from django.tasks.signals import task_enqueued, task_finished, task_started
 
-    seen: list[tuple[str, str, str]] = []
+    seen = []
 
-    def note(name: str) -> Any:
-        def receive(*, task_result: Any, **_: Any) -> None:
+    def note(name):
+        def receive(*, task_result, **_):
             seen.append((name, task_result.id, task_result.status))
 
         return receive
@@ -166,7 +160,7 @@ def test_context_coroutines_and_signals(app: Any, tasks: Any, worker: Any) -> No
     ]
 
 
-def test_run_after_waits_in_the_store_and_priority_goes_first(broker: Broker, tasks: Any) -> None:
+def test_run_after_waits_in_the_store_and_priority_goes_first(broker, tasks):
     later = tasks.add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
     assert broker.queue("default").stats().delayed == 1
     assert tasks.add.get_result(later.id).status is TaskResultStatus.READY
@@ -176,7 +170,7 @@ def test_run_after_waits_in_the_store_and_priority_goes_first(broker: Broker, ta
     assert order == [(ids[2], 9), (ids[3], 6), (ids[0], 4), (ids[4], 2), (ids[1], 0)]
 
 
-def test_a_time_to_run_without_a_zone_is_djangos(broker: Broker, tasks: Any, configure: Callable[..., None]) -> None:
+def test_a_time_to_run_without_a_zone_is_djangos(broker, tasks, configure):
     configure(USE_TZ=False, TIME_ZONE="Asia/Tokyo")
     tasks.add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
     (waiting,) = broker.queue("default").each("delayed")
@@ -185,14 +179,14 @@ def test_a_time_to_run_without_a_zone_is_djangos(broker: Broker, tasks: Any, con
     ) < timedelta(minutes=1)
 
 
-def test_the_most_urgent_goes_first_where_that_is_zero(app: Celery, broker: Broker, tasks: Any) -> None:
+def test_the_most_urgent_goes_first_where_that_is_zero(app, broker, tasks):
     app.conf.broker_transport_options = {"priority_order": "redis"}
     ids = [tasks.mail.using(priority=priority).enqueue("a").id for priority in (-100, 100)]
     listed = broker._engine.inspect.page("mail", View("ready"), 10).messages
     assert [each.message.task_id for each in listed] == ids[::-1]
 
 
-def test_a_task_in_work_is_running(broker: Broker, tasks: Any) -> None:
+def test_a_task_in_work_is_running(broker, tasks):
     sent = tasks.add.enqueue(1)
     broker.queue("default").take(timeout=10)
     assert tasks.add.get_result(sent.id).status is TaskResultStatus.RUNNING
@@ -206,23 +200,23 @@ NOT_TASKS = [
 
 
 @pytest.fixture
-def alias(tasks: Any) -> Iterator[None]:
+def alias(tasks):
     """A task under another module's name."""
     sys.modules["alias"] = types.ModuleType("alias")
-    sys.modules["alias"].add = tasks.add  # type: ignore[attr-defined]
+    sys.modules["alias"].add = tasks.add
     yield
     del sys.modules["alias"]
 
 
 @pytest.mark.parametrize("path", NOT_TASKS)
-def test_only_tasks_that_are_registered_have_a_path(alias: None, path: Any) -> None:
+def test_only_tasks_that_are_registered_have_a_path(alias, path):
     from celery_fdb.contrib.django.backend import registered
 
     assert registered(path) is None
 
 
 @pytest.mark.parametrize("path", ["sprung", "sprung.task", "sprung.inner.task", "shop_tasks.sprung.task"])
-def test_no_path_is_imported(tasks: Any, tmp_path: Path, path: str) -> None:
+def test_no_path_is_imported(tasks, tmp_path, path):
     from celery_fdb.contrib.django.backend import registered
 
     (tmp_path / "sprung.py").write_text("raise AssertionError('imported')")
@@ -231,9 +225,7 @@ def test_no_path_is_imported(tasks: Any, tmp_path: Path, path: str) -> None:
         importlib.import_module("sprung")
 
 
-def test_modules_of_tasks_are_loaded_by_the_settings(
-    app: Any, configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_tasks_are_loaded_by_the_settings(app, configure, tmp_path, monkeypatch):
     (tmp_path / "other_jobs.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     from celery_fdb.contrib.django.backend import _task
@@ -250,9 +242,7 @@ def test_modules_of_tasks_are_loaded_by_the_settings(
 @pytest.mark.parametrize(
     ("path", "alias"), [("os.getcwd", "default"), ("shop_tasks.add", "nobody's"), ("shop_tasks.add", ["default"])]
 )
-def test_a_message_that_names_no_task_fails_and_is_a_dead_letter(
-    app: Any, broker: Broker, tasks: Any, worker: Any, path: str, alias: Any
-) -> None:
+def test_a_message_that_names_no_task_fails_and_is_a_dead_letter(app, broker, tasks, worker, path, alias):
     sent = app.send_task(RUN, (path, [1], {}, alias, timezone.now().isoformat()), queue="default")
     with worker():
         with pytest.raises((ValueError, Reject), match=r"ValueError\(.* is not a "):
@@ -262,9 +252,7 @@ def test_a_message_that_names_no_task_fails_and_is_a_dead_letter(
         default_task_backend.get_result(sent.id)
 
 
-def test_an_error_of_a_module_of_tasks_is_raised_as_it_is(
-    app: Any, broker: Broker, configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_a_module_of_tasks_is_raised_as_it_is(app, broker, configure, tmp_path, monkeypatch):
     """It looked as if the task did not exist."""
     (tmp_path / "broken_jobs.py").write_text("from celery import current_app\ncurrent_app.tasks['shop.send']\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -276,20 +264,20 @@ def test_an_error_of_a_module_of_tasks_is_raised_as_it_is(
 
 
 @pytest.mark.parametrize("arguments", [("os.getcwd", [], {}, "default", "now"), (), ("a",), (5, 5, 5, 5, 5)])
-def test_a_waiting_message_that_enqueue_did_not_publish_has_no_result(app: Any, broker: Broker, arguments: Any) -> None:
+def test_a_waiting_message_that_enqueue_did_not_publish_has_no_result(app, broker, arguments):
     sent = app.send_task(RUN, arguments, queue="default")
     with pytest.raises(TaskResultDoesNotExist):
         default_task_backend.get_result(sent.id)
 
 
-def test_a_waiting_message_is_never_unpickled(app: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_message_is_never_unpickled(app, broker, monkeypatch):
     monkeypatch.setattr(pickle, "loads", lambda *_, **__: pytest.fail("unpickled"))
     sent = app.send_task(RUN, ("shop_tasks.add", [], {}, "default", "now"), queue="default", serializer="pickle")
     with pytest.raises(TaskResultDoesNotExist):
         default_task_backend.get_result(sent.id)
 
 
-def test_what_is_refused_is_not_sent(broker: Broker, tasks: Any) -> None:
+def test_what_is_refused_is_not_sent(broker, tasks):
     with pytest.raises(InvalidTask):
         tasks.add.using(queue_name="elsewhere")
     with pytest.raises(TypeError):
@@ -297,7 +285,7 @@ def test_what_is_refused_is_not_sent(broker: Broker, tasks: Any) -> None:
     assert broker.queues() == {}
 
 
-def test_what_a_publisher_says_of_retries_fills_no_memory(app: Any, tasks: Any) -> None:
+def test_what_a_publisher_says_of_retries_fills_no_memory(app, tasks):
     sent = tasks.add.enqueue(2, other=3)
     arguments = [tasks.add.module_path, [2], {"other": 3}, "default", sent.enqueued_at.isoformat()]
     meta = {"args": arguments, "status": "FAILURE", "result": None, "worker": "w", "retries": 10**10}
@@ -307,7 +295,7 @@ def test_what_a_publisher_says_of_retries_fills_no_memory(app: Any, tasks: Any) 
 @pytest.mark.parametrize(
     "change", [{"result": None}, {"result": {}}, {"date_done": "x"}, {"retries": "x"}, {"retries": float("inf")}]
 )
-def test_a_stored_result_of_another_shape_is_none(app: Any, tasks: Any, change: Any) -> None:
+def test_a_stored_result_of_another_shape_is_none(app, tasks, change):
     sent = tasks.add.enqueue(2, other=3)
     arguments = [tasks.add.module_path, [2], {"other": 3}, "default", sent.enqueued_at.isoformat()]
     result = {"started_at": sent.enqueued_at.isoformat(), "return_value": 5}
@@ -316,12 +304,12 @@ def test_a_stored_result_of_another_shape_is_none(app: Any, tasks: Any, change: 
         backend_module._finished(sent.id, meta)
 
 
-def test_an_unknown_result(broker: Broker, tasks: Any) -> None:
+def test_an_unknown_result(broker, tasks):
     with pytest.raises(TaskResultDoesNotExist):
         default_task_backend.get_result("nobody's")
 
 
-def test_without_a_result_backend_tasks_are_sent_and_results_refused(app: Any, broker: Broker, tasks: Any) -> None:
+def test_without_a_result_backend_tasks_are_sent_and_results_refused(app, broker, tasks):
     app.conf.result_extended = False
     (warning,) = default_task_backend.check()
     assert warning.id == "celery_fdb.W013"
@@ -332,6 +320,6 @@ def test_without_a_result_backend_tasks_are_sent_and_results_refused(app: Any, b
         default_task_backend.get_result(sent.id)
 
 
-def test_an_unusable_result_backend_is_left_to_its_own_check(app: Any, tasks: Any, monkeypatch: Any) -> None:
+def test_an_unusable_result_backend_is_left_to_its_own_check(app, tasks, monkeypatch):
     monkeypatch.setattr(backend_module.CeleryBackend, "app", Celery(backend="fdb:///a/b", set_as_current=False))
     assert default_task_backend.check() == []

@@ -1,11 +1,7 @@
 """What only a newer Django has, or one with the admin."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import django
 import pytest
@@ -20,7 +16,7 @@ OLDER, NEWER = (5, 2, 0, "final", 0), (6, 0, 0, "final", 0)
 TASKS = {"default": {"BACKEND": f"{BACKEND}.CeleryBackend"}}
 
 
-def test_the_backend_of_django_tasks_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_of_django_tasks_needs_them(monkeypatch):
     monkeypatch.setattr(django, "VERSION", OLDER)
     monkeypatch.setitem(sys.modules, "django.tasks", None)  # as where there is none
     monkeypatch.delitem(sys.modules, BACKEND, raising=False)
@@ -30,7 +26,7 @@ def test_the_backend_of_django_tasks_needs_them(monkeypatch: pytest.MonkeyPatch)
     assert "Upgrade Django, or use Celery's own tasks" in str(caught.value)
 
 
-def test_an_import_that_fails_for_another_reason_says_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_fails_for_another_reason_says_that(monkeypatch):
     monkeypatch.setattr(django, "VERSION", NEWER)
     monkeypatch.setitem(sys.modules, "django.tasks", None)
     monkeypatch.delitem(sys.modules, BACKEND, raising=False)
@@ -42,9 +38,7 @@ def test_an_import_that_fails_for_another_reason_says_that(monkeypatch: pytest.M
     ("has_tasks", "tasks", "found"),
     [(False, TASKS, ["celery_fdb.W014"]), (False, {}, []), (False, {"default": {}}, []), (True, TASKS, [])],
 )
-def test_a_django_that_ignores_tasks_is_told_of(
-    configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch, has_tasks: bool, tasks: Any, found: list[str]
-) -> None:
+def test_a_django_that_ignores_tasks_is_told_of(configure, monkeypatch, has_tasks, tasks, found):
     monkeypatch.setattr(django, "VERSION", NEWER if has_tasks else OLDER)
     configure(TASKS=tasks)
     told = list(checks._check_tasks())
@@ -65,13 +59,13 @@ print([each.id for each in checks.check_project()])
 """
 
 
-def test_without_the_admin_there_are_pages_and_a_warning() -> None:
+def test_without_the_admin_there_are_pages_and_a_warning():
     """Its models can't be imported then."""
     ran = run_python("-c", WITHOUT_ADMIN, exit_code=None)
     assert (ran.stdout, ran.stderr) == ("['celery_fdb.W009']\n", "")
 
 
-def test_dumpdata_finds_no_rows_of_models_without_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dumpdata_finds_no_rows_of_models_without_a_table(capsys):
     for which in ([], ["--all"]):
         call_command("dumpdata", "celery_fdb", *which)
         assert capsys.readouterr().out.strip() == "[]"
