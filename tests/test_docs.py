@@ -24,20 +24,8 @@ KEYSPACE, RESULTS, METRICS = DOCS / "keyspace.md", DOCS / "results.md", DOCS / "
 #: By the page that explains them.
 GUARANTEES = {
     DOCS / "guarantees.md": (
-        "ONE-PLACE",
-        "ONE-OWNER",
-        "DURABLE",
-        "NOT-EARLY",
-        "BACK-SOON",
-        "NOT-TWICE",
-        "ONE-ACTIVE",
-        "POISON-ENDS",
-        "FAIR",
-        "KEY-LIMIT",
-        "ONCE-PUBLISHED",
-        "SKEW",
-        "COUNTS",
-        "BOUNDED",
+        *("ONE-PLACE", "ONE-OWNER", "DURABLE", "NOT-EARLY", "BACK-SOON", "NOT-TWICE", "ONE-ACTIVE", "POISON-ENDS"),
+        *("FAIR", "KEY-LIMIT", "ONCE-PUBLISHED", "SKEW", "COUNTS", "BOUNDED"),
     ),
     RESULTS: ("CHORD-ONCE", "CHORD-SURE"),
 }

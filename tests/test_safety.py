@@ -36,19 +36,10 @@ DANGEROUS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "
 #: Those that import by name. None of the names comes out of a message: they stand in our code, in options, in settings
 #: and on command lines.
 IMPORTERS = {
-    *(
-        "kombu_fdb/__init__.py",
-        "celery_fdb/__init__.py",
-        "celery_fdb/cli/__init__.py",
-        "celery_fdb/contrib/outbox/__main__.py",
-    ),
-    *("kombu_fdb/primitives/interruption.py", "kombu_fdb/process/session_threads.py"),
-    *("kombu_fdb/store/foundationdb/binding.py", "kombu_fdb/store/foundationdb/binding.py"),
-    *(
-        "kombu_fdb/transport/fairkey.py",
-        "celery_fdb/contrib/django/conf.py",
-        "celery_fdb/contrib/django/backend.py",
-    ),
+    *("kombu_fdb/__init__.py", "celery_fdb/__init__.py", "celery_fdb/cli/__init__.py"),
+    *("kombu_fdb/primitives/interruption.py", "kombu_fdb/process/session_threads.py", "kombu_fdb/transport/fairkey.py"),
+    *("kombu_fdb/store/foundationdb/binding.py", "celery_fdb/contrib/outbox/__main__.py"),
+    *("celery_fdb/contrib/django/conf.py", "celery_fdb/contrib/django/backend.py"),
 }
 
 

@@ -46,6 +46,12 @@ def mark(kind, name):
         os.close(descriptor)
 
 
+def wait_for_permission(name, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
+        time.sleep(0.005)
+
+
 @app.task
 def note(name):
     mark("run", name)
@@ -55,9 +61,7 @@ def note(name):
 def hold(name, seconds=60):
     """Runs until the test allows it to end."""
     mark("start", name)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
-        time.sleep(0.01)
+    wait_for_permission(name, seconds)
     mark("end", name)
 
 

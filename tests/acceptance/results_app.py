@@ -3,9 +3,8 @@
 import json
 import os
 import signal
-import time
 
-from acceptance_app import DIRECTORY, mark
+from acceptance_app import DIRECTORY, mark, wait_for_permission
 from celery import Celery
 
 import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
@@ -57,7 +56,7 @@ def report(task_id):
 def wait(name):
     """Runs until the test allows it to end."""
     mark("start", name)
-    _wait_for_permission(name)
+    wait_for_permission(name)
     mark("end", name)
     return name
 
@@ -75,7 +74,7 @@ def die_once(self, value):
 def die_before_body(value):
     """Its process is killed the first time after the last part was stored, before the body is published."""
     mark("run", f"die-{value}")
-    _wait_for_permission("die")
+    wait_for_permission("die")
     if _first(f"died-{value}"):
         app.backend.publish_body = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     return value
@@ -91,12 +90,6 @@ def progress(self):
 def spawn(self, number):
     """Publishes, with results, from inside the child."""
     return [add.delay(number, each).id for each in range(number)]
-
-
-def _wait_for_permission(name):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (DIRECTORY / f"allow-{name}").exists():
-        time.sleep(0.005)
 
 
 def _first(name):

@@ -17,38 +17,9 @@ pytestmark = pytest.mark.timeout(0)
 
 TEXTS = [
     *("", " ", "q", "q.dead", "jobs", "k", "t", "-", "--", ".", "..", "none", "None", "true", "[]", "{}", "null", "%s"),
-    *(
-        "0",
-        "-1",
-        "1",
-        "3",
-        "9" * 30,
-        "9" * 400,
-        "1e400",
-        "inf",
-        "-inf",
-        "nan",
-        "1_0",
-        "٣",
-        "1/0",
-        "1/m",
-        "0/s",
-        "1e-17",
-    ),
-    *(
-        "7d",
-        "0s",
-        "9" * 400 + "d",
-        "\x1b[2J",
-        "\u202e",
-        "\udcff",  # a byte that is no UTF-8, as a shell hands it over
-        "a\nb",
-        "ü" * 300,
-        "x" * 3_000,
-        "00" * 16,
-        "zz",
-        "0x1",
-    ),
+    *("0", "-1", "1", "3", "9" * 30, "9" * 400, "1e400", "inf", "-inf", "nan", "1_0", "\u0663", "1/0", "1/m", "0/s"),
+    *("1e-17", "7d", "0s", "9" * 400 + "d", "\x1b[2J", "\u202e", "a\nb", "\u00fc" * 300, "x" * 3_000, "00" * 16, "zz"),
+    *("0x1", "\udcff"),  # the latter a byte that is no UTF-8, as a shell hands it over
     *("fdb://", "fdb+sqlite://", "redis://h", "://", "fdb+sqlite:////nosuch/b.db", "/nosuch/file", "/dev"),
 ]
 #: Options that are not drawn like the others: most brokers that one could name hold nothing that a command could meet.

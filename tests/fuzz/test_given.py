@@ -43,40 +43,11 @@ REFUSALS = (KombuFDBError, KombuError, amqp.exceptions.AMQPError, TypeError)
 
 # -- where and how -----------------------------------------------------------------------------------------------------
 
-PARTS = [
-    "fdb",
-    "fdb+sqlite",
-    "fdb+memory",
-    "://",
-    "/",
-    "//",
-    ":",
-    "@",
-    "[",
-    "]",
-    "::1",
-    "d",
-    ":SECRET@",
-    "host",
-    ":4500",
-]
-PARTS += [
-    "x",
-    ".cluster",
-    "?a=b",
-    "#",
-    "%",
-    "%00",
-    "%ff",
-    "~",
-    "\ud800",
-    ",",
-    "é",
-    ":tls",
-    " ",
-    "localhost",
-    ":99999999",
-]
+PARTS = """
+    fdb fdb+sqlite fdb+memory :// / // : @ [ ] ::1 d :SECRET@ host :4500 x .cluster ?a=b # % %00 %ff ~ , é :tls
+    localhost :99999999
+""".split()
+PARTS += [" ", "\ud800"]
 
 
 def test_urls(fuzz):

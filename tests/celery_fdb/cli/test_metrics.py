@@ -67,6 +67,9 @@ def test_messages_by_state_ages_and_consumers(collector, broker):
     assert ("celery_fdb_queue_messages", (("queue", "jobs.dead"), ("state", "ready"))) not in found
 
 
+HAPPENED = {"published": 5, "claimed": 4, "acked": 1, "returned": 2, "dead_lettered": 1, "lost_leases": 1}
+
+
 def test_what_happened_is_counted_over_all_processes(collector, another, broker):
     jobs = broker.queue("jobs")
     jobs.put_many("abcde")
@@ -80,14 +83,7 @@ def test_what_happened_is_counted_over_all_processes(collector, another, broker)
     for each in (broker, another()):
         each._engine.upkeep.flush_totals()
     found = samples(collector)
-    for name, number in (
-        ("published", 5),
-        ("claimed", 4),
-        ("acked", 1),
-        ("returned", 2),
-        ("dead_lettered", 1),
-        ("lost_leases", 1),
-    ):
+    for name, number in HAPPENED.items():
         assert value(found, f"celery_fdb_{name}_total", queue="jobs") == number, name
     assert value(found, "celery_fdb_late_settlements_total") == 1
 
@@ -135,14 +131,7 @@ def test_what_happened_is_counted_by_key(collector, broker, another):
     sweep(another(), broker)
     broker._engine.upkeep.flush_totals()
     found = samples(collector)
-    for name, number in (
-        ("published", 4),
-        ("claimed", 4),
-        ("acked", 1),
-        ("returned", 2),
-        ("dead_lettered", 1),
-        ("lost_leases", 1),
-    ):
+    for name, number in {**HAPPENED, "published": 4}.items():
         assert value(found, f"celery_fdb_key_{name}_total", queue="jobs", key="k") == number, name
         assert value(found, f"celery_fdb_key_{name}_total", queue="jobs", key=OTHER) == 0, "it has a key or it has none"
 
@@ -151,9 +140,8 @@ def test_the_series_of_queues_are_bounded_and_lose_no_message(url, broker, monke
     monkeypatch.setattr(metrics, "QUEUES", 2)
     for number in range(4):
         broker.queue(f"q{number}").put_many("x" * (number + 1))
-    collector = make_collector(url)
-    found = samples(collector)
-    collector.close()
+    with closing(make_collector(url)) as collector:
+        found = samples(collector)
     queues = {dict(labels)["queue"] for name, labels in found if name == "celery_fdb_queue_messages"}
     assert queues == {"q3", "q2", OTHER}
     assert value(found, "celery_fdb_queue_messages", queue=OTHER, state="ready") == 3

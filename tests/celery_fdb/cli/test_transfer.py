@@ -74,8 +74,11 @@ def filled(source):
     return source
 
 
-def reopened(another, url):
-    return another(url)
+@pytest.fixture
+def exported(run, filled, source_url, tmp_path):
+    """Its file."""
+    run("export", str(tmp_path / "f"), broker=source_url)
+    return tmp_path / "f"
 
 
 def contents(broker):
@@ -157,14 +160,14 @@ def test_an_unreadable_record_comes_over_as_the_bytes_it_is(run, broker, source,
     assert (message.unreadable, message.payload, message.keyed) == (True, b"garbage", True)
 
 
-def test_what_dead_workers_hold_comes_over_as_ready_if_it_is_said(run, broker, source, source_url, tmp_path):
+def test_what_dead_workers_hold_comes_over_as_ready_if_it_is_said(run, url, broker, source, source_url, tmp_path):
     jobs = source.queue("jobs")
     jobs.put_many(["a", "b", "c"])
     jobs.put("k", key="key")
     held = jobs.take_many(2, 0)
     file = str(tmp_path / "f")
     for command in (["export", file], ["import", "--from", source_url]):
-        result = run(*command, broker=source_url if command[0] == "export" else broker_url(broker))
+        result = run(*command, broker=source_url if command[0] == "export" else url)
         assert result.code == 1
         assert "Stop the workers" in result.err
         assert not Path(file).exists()
@@ -175,13 +178,6 @@ def test_what_dead_workers_hold_comes_over_as_ready_if_it_is_said(run, broker, s
     assert {each.payload for each in broker.queue("jobs").peek(4)} == {b"a", b"b", b"c", b"k"}
     for job in held:
         job.ack()
-
-
-def broker_url(broker):
-    location = broker._client.location
-    return (
-        getattr(location, "connection_string", None) and (f"fdb://{location.connection_string}/{location.namespace}")
-    ) or f"fdb+sqlite:///{location.path}"
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -221,12 +217,10 @@ def test_an_existing_file_is_replaced_only_if_it_is_said(run, filled, source_url
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut at a line", "changed", "newer", "another file", "empty"])
-def test_half_an_export_is_refused_whole(run, broker, filled, source_url, tmp_path, damage):
-    file = tmp_path / "f"
-    run("export", str(file), broker=source_url)
-    text = file.read_bytes()
+def test_half_an_export_is_refused_whole(run, broker, exported, damage):
+    text = exported.read_bytes()
     lines = text.splitlines(keepends=True)
-    file.write_bytes(
+    exported.write_bytes(
         {
             "cut": text[: len(text) // 2],
             "cut at a line": b"".join(lines[:-1]),
@@ -236,7 +230,7 @@ def test_half_an_export_is_refused_whole(run, broker, filled, source_url, tmp_pa
             "empty": b"",
         }[damage]
     )
-    result = run("import", str(file))
+    result = run("import", str(exported))
     assert (result.code, broker.queues()) == (1, {})
     assert len(result.err.splitlines()) == 1
 
@@ -257,10 +251,8 @@ def test_a_killed_export_leaves_no_file_of_that_name(another, filled, source_url
 # -- again and again ---------------------------------------------------------------------------------------------------
 
 
-def test_a_second_import_is_refused_and_doubles_nothing(run, broker, filled, source_url, tmp_path):
-    file = str(tmp_path / "f")
-    run("export", file, broker=source_url)
-    for command in (["import", file], ["import", "--from", source_url]):
+def test_a_second_import_is_refused_and_doubles_nothing(run, broker, exported, source_url):
+    for command in (["import", str(exported)], ["import", "--from", source_url]):
         before = broker.queues()
         assert run(*command).code == 0
         once = broker.queues()
@@ -446,16 +438,14 @@ def total(broker):
     return sum(each.ready + each.delayed for each in broker.queues().values())
 
 
-def test_entries_are_numbered_by_their_lines(run, filled, source_url, tmp_path):
-    run("export", str(tmp_path / "f"), broker=source_url)
-    numbers = [int.from_bytes(mark, "big") for mark, _ in read_entries(tmp_path / "f")]
+def test_entries_are_numbered_by_their_lines(exported):
+    numbers = [int.from_bytes(mark, "big") for mark, _ in read_entries(exported)]
     assert numbers == list(range(2, len(numbers) + 2))
-    assert len(read_header(tmp_path / "f").id) == 16
+    assert len(read_header(exported).id) == 16
 
 
-def test_a_field_that_this_version_does_not_know_is_refused_in_any_entry(run, filled, source_url, tmp_path):
-    run("export", str(tmp_path / "f"), broker=source_url)
-    entries = [json.loads(line) for line in (tmp_path / "f").read_bytes().splitlines()[1:-1]]
+def test_a_field_that_this_version_does_not_know_is_refused_in_any_entry(exported):
+    entries = [json.loads(line) for line in exported.read_bytes().splitlines()[1:-1]]
     kinds = {kind for each in entries for kind in each}
     assert kinds == {"exchange", "queue", "binding", "control", "limits", "dedup", "message"}
     for ((kind, fields),) in map(dict.items, entries):
@@ -466,7 +456,7 @@ def test_a_field_that_this_version_does_not_know_is_refused_in_any_entry(run, fi
 
 @pytest.mark.parametrize("number", [-(2**62), 2**62])
 def test_a_damaged_counter_spoils_no_export(run, filled, another, broker, source_url, tmp_path, number):
-    engine = reopened(another, source_url)._engine
+    engine = another(source_url)._engine
     engine.transactions.write(lambda work: work.tr.add(work.keys.count("jobs", "ready"), number))
     run("export", str(tmp_path / "f"), broker=source_url)
     assert 0 <= read_header(tmp_path / "f").messages <= MOST

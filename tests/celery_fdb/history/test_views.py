@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import uuid
+from contextlib import closing
 from dataclasses import asdict
 
 import pytest
@@ -324,14 +325,8 @@ def test_workflows_are_found_in_all_of_the_history(broker, store, keep, run, clo
     by_name = all_pages(broker, Wanted(task="shop.last1"))
     assert [each.id for each in by_name] == ["a5", "a3", "a1"]
     assert [each.id for each in all_pages(broker, Wanted(state=FAILURE))] == ["a2"]
-    assert [each.id for each in all_pages(broker, Wanted(state=SUCCESS), limit=1)] == [
-        "a6",
-        "a5",
-        "a4",
-        "a3",
-        "a1",
-        "a0",
-    ]
+    succeeded = [each.id for each in all_pages(broker, Wanted(state=SUCCESS), limit=1)]
+    assert succeeded == [f"a{number}" for number in (6, 5, 4, 3, 1, 0)]
     assert all_pages(broker, Wanted(task="shop.other")) == []
     since_ms = run().end_ms + 90_000
     assert [each.id for each in all_pages(broker, Wanted(since_ms=since_ms))] == ["a6", "a5"]
@@ -552,14 +547,23 @@ def test_no_slot_is_left_out_however_many_tasks_there_are(broker, keep, run, clo
     assert len(look_at_tasks(broker, clock=clock).tasks) == 10
 
 
-def test_metrics(broker, any_store, keep, run, monkeypatch):
+@pytest.fixture
+def exposed(any_store):
+    """What the collector of the tasks exposes."""
+
+    def exposed():
+        with closing(TaskCollector(lambda: Broker.open(any_store))) as collector:
+            registry = CollectorRegistry()
+            registry.register(collector)
+            return generate_latest(registry).decode()
+
+    return exposed
+
+
+def test_metrics(keep, run, exposed, monkeypatch):
     monkeypatch.setattr(metrics, "TASKS", 1)
     keep(run(task="a", runtime_s=0.08), run(task="a", state=FAILURE, runtime_s=0.2), run(task="b"), run(task="c"))
-    collector = TaskCollector(lambda: Broker.open(any_store))
-    registry = CollectorRegistry()
-    registry.register(collector)
-    text = generate_latest(registry).decode()
-    collector.close()
+    text = exposed()
     assert 'celery_fdb_task_runs_total{state="FAILURE",task="a"} 1.0' in text
     assert 'celery_fdb_task_runs_total{state="SUCCESS",task="(other)"} 2.0' in text
     assert 'celery_fdb_task_runtime_seconds_bucket{le="0.1",task="a"} 1.0' in text
@@ -569,13 +573,14 @@ def test_metrics(broker, any_store, keep, run, monkeypatch):
     assert 'task="b"' not in text
 
 
-def test_a_task_has_its_own_series_while_its_first_run_lasts(any_store, store, run):
+def test_a_task_has_its_own_series_while_its_first_run_lasts(store, run, exposed):
     store.activity(b"s", {1: run(task="report", state=STARTED, end_ms=0, runtime_s=None)})
-    collector = TaskCollector(lambda: Broker.open(any_store))
-    registry = CollectorRegistry()
-    registry.register(collector)
-    assert 'celery_fdb_task_active{task="report"} 1.0' in generate_latest(registry).decode()
-    collector.close()
+    assert 'celery_fdb_task_active{task="report"} 1.0' in exposed()
+
+
+def test_no_metrics_without_a_history(store, exposed):
+    store._write(lambda tr: tr.clear(store.keys.settings))
+    assert exposed() == ""
 
 
 def test_what_doctor_says(broker, store, keep, run):
@@ -588,15 +593,6 @@ def test_what_doctor_says(broker, store, keep, run):
     assert "celery_fdb_history_dropped_total" in found.fix
     store._write(lambda tr: tr.clear(store.keys.settings))
     assert "history=True" in check_history(broker).found
-
-
-def test_no_metrics_without_a_history(any_store, store):
-    store._write(lambda tr: tr.clear(store.keys.settings))
-    registry = CollectorRegistry()
-    collector = TaskCollector(lambda: Broker.open(any_store))
-    registry.register(collector)
-    assert generate_latest(registry) == b""
-    collector.close()
 
 
 def test_a_real_canvas_has_ids_of_what_follows(app):

@@ -3,6 +3,7 @@
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -42,6 +43,21 @@ def broker(app):
         yield broker
 
 
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def sync(app, clock):
+    with closing(ScheduleSync(app, 300.0, clock)) as sync:
+        yield sync
+
+
+def away(*_, **__):
+    raise StoreUnavailable
+
+
 def entry(app, name="often", runs=0, **fields):
     made = {"task": "shop.remind", "schedule": 300.0, "last_run_at": datetime(2031, 5, 5, tzinfo=UTC), **fields}
     return ScheduleEntry(name=name, app=app, total_run_count=runs, **made)
@@ -73,9 +89,7 @@ def test_a_beat_that_ticks_tells_what_it_has_and_what_it_did(app, broker, tmp_pa
     assert broker.queue("mails").count() > 0
 
 
-def test_changes_are_told_at_most_once_a_second_and_all_once_a_minute(app, broker):
-    clock = ManualClock()
-    sync = ScheduleSync(app, 300.0, clock)
+def test_changes_are_told_at_most_once_a_second_and_all_once_a_minute(app, broker, sync, clock):
     schedule = {"often": entry(app), "rare": entry(app, "rare")}
     assert sync.look(schedule) is None
     begun = clock.wall_ms()
@@ -89,13 +103,10 @@ def test_changes_are_told_at_most_once_a_second_and_all_once_a_minute(app, broke
     sync.look(schedule)
     assert {each.reported_ms for each in told(broker).values()} == {clock.wall_ms()}
     assert {each.again_s for each in told(broker).values()} == {ALL_S + 300}
-    sync.close()
 
 
-def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app, broker):
-    clock = ManualClock()
+def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app, broker, sync, clock):
     schedule_of(broker).report([report_of("of a config before", entry(app), clock.wall_ms(), 60.0)])
-    sync = ScheduleSync(app, 300.0, clock)
     sync.look({"often": entry(app), "rare": entry(app, "rare")})
     clock.advance(LEAST_S)
     sync.look({"often": entry(app)})
@@ -103,26 +114,18 @@ def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app, br
     clock.advance(KEPT_S)
     sync.look({"often": entry(app)})
     assert told(broker).keys() == {"often"}
-    sync.close()
 
 
-def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app, broker):
-    clock = ManualClock(wall_ms=Clock().wall_ms())
+def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app, broker, sync, clock):
+    clock.jump_wall((Clock().wall_ms() - clock.wall_ms()) / 1000)
     schedule_of(broker).report([report_of("of another beat", entry(app), clock.wall_ms(), 60.0)])
     assert broker.queue("mails").take(0) is None  # as a worker does, in a session
     clock.jump_wall(2 * KEPT_S)
-    sync = ScheduleSync(app, 300.0, clock)
     sync.look({"often": entry(app)})
     assert told(broker).keys() == {"often", "of another beat"}
-    sync.close()
 
 
-def test_a_store_that_is_away_does_not_stop_beat(app, broker, monkeypatch, caplog):
-    clock = ManualClock()
-    sync = ScheduleSync(app, 300.0, clock)
-
-    def away(*_, **__):
-        raise StoreUnavailable
+def test_a_store_that_is_away_does_not_stop_beat(app, broker, monkeypatch, caplog, sync, clock):
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "celery_fdb"):
         patch.setattr("celery_fdb.inspection.schedules.schedule_of", away)
@@ -132,7 +135,6 @@ def test_a_store_that_is_away_does_not_stop_beat(app, broker, monkeypatch, caplo
     clock.advance(PAUSE_S)
     sync.look({"often": entry(app)})
     assert told(broker).keys() == {"often"}
-    sync.close()
 
 
 def test_another_kind_of_broker_is_told_nothing(app):
@@ -171,18 +173,13 @@ def test_a_paused_entry_is_not_published_until_it_is_resumed(app, broker, tmp_pa
         beat.close()
 
 
-def test_what_beat_heard_of_a_pause_holds_while_the_store_is_away(app, broker, monkeypatch):
-    sync = ScheduleSync(app, 300.0, ManualClock())
+def test_what_beat_heard_of_a_pause_holds_while_the_store_is_away(app, broker, monkeypatch, sync):
     schedule_of(broker).pause("paused")
     heard = {name: sync.skips(entry(app, name)) for name in ("paused", "often")}
     assert heard == {"paused": True, "often": False}
 
-    def away(*_, **__):
-        raise StoreUnavailable
-
     monkeypatch.setattr("celery_fdb.inspection.schedules.schedule_of", away)
     assert {name: sync.skips(entry(app, name)) for name in heard} == heard
-    sync.close()
 
 
 class Broken:
@@ -193,17 +190,15 @@ class Broken:
         raise ValueError("no schedule \ud800")
 
 
-def test_entries_of_any_kind_are_told_of(app, broker):
+def test_entries_of_any_kind_are_told_of(app, broker, sync):
     odd = {"none": None, "broken": Broken(), "x" * 9_000: entry(app), "\ud800\x00": entry(app), "": entry(app)}
     naive = entry(app, runs=3, schedule=schedule(timedelta(seconds=9)))
     naive.last_run_at = datetime(2031, 5, 5)  # noqa: DTZ001 - as some schedulers have it
-    sync = ScheduleSync(app, 300.0, ManualClock())
     assert sync.look({**odd, "naive": naive}) is None
     found = told(broker)
     assert len(found) == len(odd) + 1
     assert (found["naive"].runs, found["naive"].last_ms, found[""].task) == (3, None, "shop.remind")
     assert found["broken"].timing.startswith("ValueError")
-    sync.close()
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b"\xff", b'["t", "w", 5, null, null, 1, 1, 1]', b"[" * 9_000])

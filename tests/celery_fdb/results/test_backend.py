@@ -22,13 +22,6 @@ from celery_fdb.results import FdbBackend, ResultTooLarge
 from kombu_fdb.errors import CommitUnknown, OptionError, StoreFull, StoreUnavailable
 from kombu_fdb.store.retry import ENDING_S
 
-
-def later(work):
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
 # -- URL, options, the open store ------------------------------------------------------------------------------------
 
 
@@ -88,9 +81,9 @@ def test_results_in_another_namespace_are_apart(make_app):
         assert apart.AsyncResult("a").state == states.PENDING
 
 
-def test_one_backend_for_all_threads(app):
+def test_one_backend_for_all_threads(app, threads):
     found = []
-    later(lambda: found.append(app.backend)).join()
+    threads.submit(lambda: found.append(app.backend)).result()
     assert found == [app.backend]
 
 
@@ -195,15 +188,21 @@ def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app, scan):
     assert scan(app.backend.store) == []
 
 
+@pytest.fixture
+def small(make_app):
+    """With extended results of so many bytes at most."""
+
+    def small(size, serializer):
+        conf = {"result_extended": True, "result_serializer": serializer, "result_accept_content": [serializer]}
+        return make_app(result_backend_transport_options={"max_message_size": size}, **conf)
+
+    return small
+
+
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("stamps", [{}, {"tenant": "z" * 8000}])
-def test_an_error_is_stored_however_small_the_maximum_is(make_app, serializer, stamps):
-    app = make_app(
-        result_backend_transport_options={"max_message_size": 1024},
-        result_extended=True,
-        result_serializer=serializer,
-        result_accept_content=[serializer],
-    )
+def test_an_error_is_stored_however_small_the_maximum_is(small, serializer, stamps):
+    app = small(1024, serializer)
     request = Context(id="a", task="add", args=[], kwargs={}, stamped_headers=[*stamps], stamps=stamps)
     app.backend.mark_as_failure("a", ValueError("\N{GRINNING FACE}" * 8000), "Traceback", request=request)
     meta = app.backend.get_task_meta("a")
@@ -213,15 +212,9 @@ def test_an_error_is_stored_however_small_the_maximum_is(make_app, serializer, s
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("size", [10, 8000])
-def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(make_app, serializer, size):
+def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(small, serializer, size):
     """``size``: of the task's arguments, which an extended result has."""
-    options = {"max_message_size": 8000}
-    app = make_app(
-        result_backend_transport_options=options,
-        result_extended=True,
-        result_serializer=serializer,
-        result_accept_content=[serializer],
-    )
+    app = small(8000, serializer)
     request = Context(id="a", task="add", args=["z" * size], kwargs={})
     app.backend.mark_as_failure("a", ValueError("y" * 8000), "Traceback of " + "y" * 8000, request=request)
     meta = app.backend.get_task_meta("a")

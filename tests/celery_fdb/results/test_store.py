@@ -147,6 +147,11 @@ def test_a_look_arms_a_watch_that_the_next_state_fires(store):
 # -- chords: CHORD-ONCE, CHORD-SURE ----------------------------------------------------------------------------------
 
 
+def begin(store, size, body=None):
+    store.open_chord("c", body, 0)
+    store.enlarge_chord("c", size=size)
+
+
 def add(store, returned):
     store.add_part(returned)
     return store.claim_chord(returned)
@@ -173,8 +178,7 @@ def test_parts_are_read_in_pages(store, monkeypatch):
 
 
 def test_a_part_counts_once_and_its_first_return_stays(store):
-    store.open_chord("c", None, 0)
-    store.enlarge_chord("c", size=2)
+    begin(store, 2)
     assert add(store, part("c", 0, b"first")) == "nothing"
     assert add(store, part("c", 0, b"second")) == "nothing"
     assert [each.payload for each in store.parts("c")] == [b"first"]
@@ -182,16 +186,14 @@ def test_a_part_counts_once_and_its_first_return_stays(store):
 
 
 def test_a_frozen_signature_that_stands_twice_in_the_header_counts_twice(store):
-    store.open_chord("c", None, 0)
-    store.enlarge_chord("c", size=2)
+    begin(store, 2)
     assert add(store, ChordPart("c", 0, "same", SUCCESS, b"1")) == "nothing"
     assert add(store, ChordPart("c", 1, "same", SUCCESS, b"1")) == "publish"
 
 
 def test_only_the_part_that_claimed_it_goes_on_at_once(store):
     """Its worker was killed before it published the body; the redelivered task goes on, any other does not."""
-    store.open_chord("c", None, 0)
-    store.enlarge_chord("c", size=2)
+    begin(store, 2)
     add(store, part("c", 0))
     assert add(store, part("c", 1)) == "publish"
     assert add(store, part("c", 0)) == "nothing"
@@ -200,8 +202,7 @@ def test_only_the_part_that_claimed_it_goes_on_at_once(store):
 
 def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store):
     """The worker was killed between the last part and its look at the chord."""
-    store.open_chord("c", None, 0)
-    store.enlarge_chord("c", size=2)
+    begin(store, 2)
     store.add_part(part("c", 0))
     store.add_part(part("c", 1))
     assert add(store, part("c", 1)) == "publish"
@@ -209,8 +210,7 @@ def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store):
 
 @pytest.mark.parametrize("claimed", [True, False])
 def test_an_abandoned_chord_is_found(store, clock, claimed):
-    store.open_chord("c", b"body", 0)
-    store.enlarge_chord("c", size=1)
+    begin(store, 1, b"body")
     store.add_part(part("c", 0))
     if claimed:
         store.claim_chord(part("c", 0))
@@ -449,8 +449,7 @@ def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_nex
 
 
 def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store, clock):
-    store.open_chord("c", b"body", 0)
-    store.enlarge_chord("c", size=1)
+    begin(store, 1, b"body")
     assert add(store, part("c", 0)) == "publish"
     store._write(lambda tr: tr.set(store.keys.look(1, "c"), b""))
     assert store.abandoned_chords() == ["c"]

@@ -12,12 +12,6 @@ from celery.result import AsyncResult, EagerResult, GroupResult, ResultSet
 from celery_fdb.results.waiting import MOST_WATCHES, Waiting
 
 
-def later(work):
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
 @pytest.fixture
 def asleep(monkeypatch):
     """Set when a waiting thread has looked, found nothing and sleeps: from then on only a watch can wake it."""
@@ -31,18 +25,17 @@ def asleep(monkeypatch):
     return event
 
 
-def test_get_is_woken_by_the_result(app, backend, asleep):
+def test_get_is_woken_by_the_result(app, backend, asleep, threads):
     def store():
         asleep.wait(10)
         backend.mark_as_done("a", "x" * 200_000)
 
-    thread = later(store)
+    threads.submit(store)
     assert app.AsyncResult("a").get(timeout=20) == "x" * 200_000
-    thread.join()
     assert backend.client.database.armed_watches == 0
 
 
-def test_hundreds_of_results_are_waited_for_at_once(app, backend, asleep):
+def test_hundreds_of_results_are_waited_for_at_once(app, backend, asleep, threads):
     ids = [f"t{number}" for number in range(400)]
 
     def store():
@@ -50,14 +43,13 @@ def test_hundreds_of_results_are_waited_for_at_once(app, backend, asleep):
         for number, task_id in enumerate(ids):
             backend.mark_as_done(task_id, number)
 
-    thread = later(store)
+    threads.submit(store)
     result = GroupResult("g", [app.AsyncResult(task_id) for task_id in ids], app=app)
     assert result.get(timeout=60) == list(range(400))
-    thread.join()
     assert backend.client.database.armed_watches == 0
 
 
-def test_no_more_is_watched_than_a_client_may(app, backend, asleep, monkeypatch):
+def test_no_more_is_watched_than_a_client_may(app, backend, asleep, monkeypatch, threads):
     assert MOST_WATCHES < 10_000
     monkeypatch.setattr("celery_fdb.results.waiting.MOST_WATCHES", 10)
     most = []
@@ -68,20 +60,16 @@ def test_no_more_is_watched_than_a_client_may(app, backend, asleep, monkeypatch)
             most.append(backend.client.database.armed_watches)
             backend.mark_as_done(f"t{number}", number)
 
-    thread = later(store)
+    threads.submit(store)
     result = GroupResult("g", [app.AsyncResult(f"t{number}") for number in range(50)], app=app)
     assert result.get(timeout=60) == list(range(50))
-    thread.join()
     assert max(most) <= 10
 
 
-def test_several_threads_wait_for_the_same_result(app, backend):
-    found = []
-    threads = [later(lambda: found.append(app.AsyncResult("a").get(timeout=20))) for _ in range(8)]
+def test_several_threads_wait_for_the_same_result(app, backend, threads):
+    found = [threads.submit(app.AsyncResult("a").get, timeout=20) for _ in range(8)]
     backend.mark_as_done("a", 1)
-    for thread in threads:
-        thread.join()
-    assert found == [1] * 8
+    assert [each.result() for each in found] == [1] * 8
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
@@ -99,7 +87,7 @@ def test_what_is_ready_is_returned_even_without_time(app, backend):
     assert app.AsyncResult("a").get(timeout=0) == 1
 
 
-def test_on_message_is_told_of_every_state(app, backend):
+def test_on_message_is_told_of_every_state(app, backend, threads):
     told = []
     progressed = threading.Event()
 
@@ -112,9 +100,8 @@ def test_on_message_is_told_of_every_state(app, backend):
         progressed.wait(10)
         backend.mark_as_done("a", 2)
 
-    thread = later(store)
+    threads.submit(store)
     assert app.AsyncResult("a").get(timeout=20, on_message=on_message) == 2
-    thread.join()
     assert told == ["PROGRESS", states.SUCCESS]
 
 
@@ -131,12 +118,11 @@ def test_on_interval_is_called_meanwhile(app):
         result.get(timeout=60, interval=0.1, on_interval=on_interval)
 
 
-def test_a_chain_fails_as_soon_as_its_parent_does(app, backend):
+def test_a_chain_fails_as_soon_as_its_parent_does(app, backend, threads):
     child = AsyncResult("child", app=app, parent=AsyncResult("parent", app=app))
-    thread = later(lambda: backend.mark_as_failure("parent", ValueError("first")))
+    threads.submit(backend.mark_as_failure, "parent", ValueError("first"))
     with pytest.raises(ValueError, match="first"):
         child.get(timeout=20, interval=0.05)
-    thread.join()
 
 
 def test_results_come_in_the_order_they_are_ready(app, backend):

@@ -126,14 +126,8 @@ def test_runs_are_drawn_from_the_slots(broker, clock):
     left.keep(broker, *ran, clock=clock)
     keep(broker, clock, "hour", (1_500, {"q": (0, 0)}), (600, {"q": (0, 0)}))
     found = charts(broker, clock)
-    assert [[round(rate * 300) for _, rate in each] for each in lines(found["Runs"])["ended"]] == [
-        [2, 2, 0, 0],
-        [0, 0],
-    ]
-    assert [[round(rate * 300) for _, rate in each] for each in lines(found["Runs"])["failed"]] == [
-        [1, 1, 0, 0],
-        [0, 0],
-    ]
+    for label, counted in (("ended", [[2, 2, 0, 0], [0, 0]]), ("failed", [[1, 1, 0, 0], [0, 0]])):
+        assert [[round(rate * 300) for _, rate in each] for each in lines(found["Runs"])[label]] == counted
     for chart, seconds in (("Latency", 8.0), ("Runtime", 2.0)):
         for pieces in lines(found[chart]).values():
             assert [value for each in pieces for _, value in each] == 2 * [pytest.approx(seconds, rel=0.06)]

@@ -27,6 +27,7 @@ from kombu_fdb.transport.envelope import open_peeked
 
 assert celery_fdb.contrib.django.tasks
 
+BACKEND = {"BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend", "QUEUES": ["default", "mail"]}
 SOURCE = """
 from django.tasks import task
 
@@ -68,11 +69,7 @@ def app(url, new_app, tmp_path, monkeypatch):
 def broker(app, url, configure):
     from celery_fdb.contrib.django.conf import lazy_broker
 
-    backend = {
-        "BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend",
-        "QUEUES": ["default", "mail"],
-    }
-    configure(TASKS={"default": {**backend, "OPTIONS": {"fair_key": "django"}}})
+    configure(TASKS={"default": {**BACKEND, "OPTIONS": {"fair_key": "django"}}})
     Broker.open(url).close()  # pages make no file
     return lazy_broker.broker()
 
@@ -230,11 +227,7 @@ def test_modules_of_tasks_are_loaded_by_the_settings(app, configure, tmp_path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     from celery_fdb.contrib.django.backend import _task
 
-    backend = {
-        "BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend",
-        "QUEUES": ["default", "mail"],
-    }
-    configure(TASKS={"default": {**backend, "OPTIONS": {"modules": ["other_jobs"]}}})
+    configure(TASKS={"default": {**BACKEND, "OPTIONS": {"modules": ["other_jobs"]}}})
     assert _task("other_jobs.add", "default").call(1, 2) == 3
     del sys.modules["other_jobs"]
 
@@ -256,8 +249,7 @@ def test_an_error_of_a_module_of_tasks_is_raised_as_it_is(app, broker, configure
     """It looked as if the task did not exist."""
     (tmp_path / "broken_jobs.py").write_text("from celery import current_app\ncurrent_app.tasks['shop.send']\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    backend = {"BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend", "OPTIONS": {"modules": ["broken_jobs"]}}
-    configure(TASKS={"default": backend})
+    configure(TASKS={"default": {**BACKEND, "OPTIONS": {"modules": ["broken_jobs"]}}})
     sent = app.send_task(RUN, ("broken_jobs.add", [], {}, "default", timezone.now().isoformat()), queue="default")
     with pytest.raises(NotRegistered, match=r"shop\.send"):
         default_task_backend.get_result(sent.id)
