@@ -1,9 +1,14 @@
-"""The wheel: everything in it, and enough for ``broker_url`` to work with no import by the user."""
+"""The wheel: everything in it, and as pip installs it, a project finds transport and plugin with no import of ours.
+
+Dependencies are those of the environment of this run, lent to the new one by a path file; no index is asked.
+"""
 
 import email
 import os
 import re
 import subprocess
+import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -104,26 +109,6 @@ def test_every_file_of_the_checkout_is_in_the_wheel(wheel):
     assert sources <= set(zipfile.ZipFile(wheel).namelist())
 
 
-@pytest.mark.parametrize("url", ["fdb://", "fdb+sqlite:////tmp/x.db"])
-def test_the_scheme_is_known_without_an_import(run, url):
-    """Resolving the scheme is kombu's part; loading the transport class is what it does next."""
-    out = run(
-        f"from kombu import Connection, Queue\n"
-        f"cls = Connection({url!r}).get_transport_cls()\n"
-        f"print(cls.__module__.split('.')[0], cls.__name__)",
-    )
-    assert out == "kombu_fdb Transport\n"
-
-
-def test_celery_apps_know_the_scheme(run):
-    out = run(
-        "from celery import Celery\n"
-        "app = Celery(broker='fdb+sqlite:////tmp/x.db')\n"
-        "print(app.connection_for_write().get_transport_cls().__name__)",
-    )
-    assert out == "Transport\n"
-
-
 def test_the_name_survives_pickle_clone_and_failover(run):
     out = run(
         "import pickle\n"
@@ -142,3 +127,92 @@ def test_nothing_heavy_is_imported_by_the_entry_point(run):
         "print('_kombu_fdb_autoload' in sys.modules, 'kombu_fdb' in sys.modules, 'fdb' in sys.modules)",
     )
     assert out == "True False False\n"
+
+
+# -- in an environment of its own --------------------------------------------------------------------------------------
+
+SHOP = """
+from celery import Celery
+
+app = Celery("shop", broker="fdb+sqlite:///broker.db", set_as_current=False)
+app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
+
+
+@app.task
+def charge(customer):
+    import pathlib
+    pathlib.Path("charged").write_text(customer)
+    app.control.shutdown()
+"""
+
+
+def check(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """The new environment's Python."""
+    folder = tmp_path_factory.mktemp("venv")
+    made = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip("this Python makes no environment with pip in it")
+    python = folder / "bin" / "python"
+    check(python, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet", wheel, env=clean())
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "lent.pth").write_text("\n".join(lent()))
+    return python
+
+
+def lent():
+    """Where the packages of this run are, also those that it has lent itself."""
+    places = {sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("-packages"))}
+    return sorted(places)
+
+
+def clean():
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_", "CELERY_"))}
+
+
+@pytest.fixture
+def project(python, tmp_path):
+    (tmp_path / "shop.py").write_text(SHOP)
+
+    def run(*arguments):
+        return check(python, *arguments, cwd=tmp_path, env=clean())
+
+    return run
+
+
+@pytest.mark.process
+def test_what_is_imported_is_what_was_installed(project, python):
+    out = project("-c", "import kombu_fdb, celery_fdb, _kombu_fdb_autoload as a; print(kombu_fdb, celery_fdb, a)")
+    assert out.count(str(python.parents[1])) == 3, out
+
+
+@pytest.mark.process
+def test_a_project_publishes_and_works(project, tmp_path):
+    project("-m", "celery", "-A", "shop", "call", "shop.charge", "--args", '["alice"]')
+    project("-m", "celery", "-A", "shop", "worker", "-P", "solo", "-l", "WARNING")
+    assert (tmp_path / "charged").read_text() == "alice"
+
+
+@pytest.mark.process
+def test_the_doctor_is_content(project, tmp_path):
+    out = project("-m", "kombu_fdb.doctor", f"fdb+sqlite:///{tmp_path}/broker.db")
+    assert f"ok    celery-fdb      {VERSION}" in out
+    assert "ok    URL schemes     fdb://, fdb+sqlite://" in out
+
+
+@pytest.mark.process
+def test_pytest_has_the_fixtures(project, tmp_path):
+    (tmp_path / "test_shop.py").write_text(
+        "import shop\n"
+        "def test_it(fdb_broker, fdb_published):\n"
+        "    with fdb_broker.use(shop.app):\n"
+        "        shop.charge.delay('bob')\n"
+        "    assert fdb_published()[0].args == ['bob']\n"
+    )
+    assert "1 passed" in project("-m", "pytest", "-q", "-p", "no:celery", "-p", "no:cacheprovider", ".")

@@ -190,24 +190,6 @@ def test_a_killed_worker_loses_no_chord(tasks, work, broker, until):
     assert len(broker.marks("run", "report")) == 1
 
 
-# -- one process, many waiters ---------------------------------------------------------------------------------------
-
-
-def test_many_threads_wait_each_for_its_own(tasks, work):
-    work()
-    found = {}
-
-    def wait(number):
-        found[number] = tasks.add.delay(number, 1).get(timeout=LONG_S)
-
-    threads = [threading.Thread(target=wait, args=(number,)) for number in range(30)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: number + 1 for number in range(30)}
-
-
 def test_greenlets_wait_side_by_side(tasks, work, broker, tmp_path):
     """Under gevent a waiting ``get`` lets the others run."""
     import subprocess

@@ -213,13 +213,6 @@ def test_a_store_that_comes_back_is_up_again(broker):
     assert samples(collector)[("celery_fdb_up", ())] == 1
 
 
-def test_once_prints_them(run, broker):
-    broker.queue("jobs").put("a")
-    result = run("metrics", "--once")
-    assert result.code == 0
-    assert value(parsed(result.out), "celery_fdb_queue_messages", queue="jobs", state="ready") == 1
-
-
 def test_all_names_are_exported_and_no_others(collector, broker):
     broker.queue("jobs").put("a", key="k")
     broker._engine.upkeep.flush_totals()

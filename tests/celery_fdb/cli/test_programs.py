@@ -73,12 +73,6 @@ def test_without_an_app(program, broker, url):
     assert json.loads(program("celery_fdb", "queues", "--json", CELERY_FDB_BROKER=url).stdout)[0]["ready"] == 1
 
 
-def test_an_unreachable_store_has_no_traceback(program):
-    result = program("celery_fdb", "--broker", "fdb+sqlite:////nosuch/broker.db", "status")
-    assert (result.returncode, result.stdout) == (3, "")
-    assert len(result.stderr.splitlines()) == 1
-
-
 def test_an_option_in_the_wrong_place_has_no_traceback(program):
     result = program("kit.celery_program", "-A", "shop", "fdb", "status", "-A", "shop")
     assert result.returncode == 2

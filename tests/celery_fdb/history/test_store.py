@@ -228,10 +228,3 @@ def test_what_was_dropped_is_counted(store):
     store.activity(b"s", {}, dropped=3)
     store.activity(b"s", {}, dropped=4)
     assert store.dropped() == 7
-
-
-def test_settings(store):
-    assert store.settings() is None
-    store.set_settings(History(runs=500))
-    found = store.settings()
-    assert found["runs"] == 500

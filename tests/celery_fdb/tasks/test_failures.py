@@ -1,10 +1,9 @@
 """What is told of a failure, who keeps failures, and how they get into the store. With workers: tests/acceptance."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
-from celery import Celery, Task
+from celery import Celery
 from celery._state import _task_stack
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject, Retry
@@ -15,8 +14,7 @@ from kit.faults import Fault, Faults, FaultyDatabase
 from kombu import Connection
 
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.task import Backoff
-from kombu_fdb.errors import InvalidArgument, StoreUnavailable
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.masking import masked_text
@@ -219,39 +217,6 @@ def test_a_retry_is_not_taken_for_the_message_that_was_replayed(app, channel):
         _task_stack.pop()
     (waiting,) = channel.engine.inspect.find_task("1")
     assert [name for name in headers_of(waiting.payload) if name.startswith("x-") or name == "mine"] == ["mine"]
-
-
-# -- backoff by name ---------------------------------------------------------------------------------------------------
-
-
-class ScheduledTask(Backoff, Task):
-    pass
-
-
-@pytest.mark.parametrize(("given", "expected_s"), [({}, 300), ({"countdown": 7}, 7), ({"countdown": 0}, 0)])
-def test_retries_by_a_named_schedule(app, channel, given, expected_s):
-    """In the store: of the second attempt, without a countdown of its own."""
-
-    @app.task(base=ScheduledTask, bind=True, shared=False, backoff="processing-queue", default_retry_delay=1)
-    def retry(self):
-        raise self.retry(**given)
-
-    retry.push_request(id="1", retries=1, called_directly=False, args=(), kwargs={}, delivery_info={"routing_key": "q"})
-    try:
-        with pytest.raises(Retry):
-            retry.run()
-    finally:
-        retry.pop_request()
-    (waiting,) = channel.engine.inspect.find_task("1")
-    assert waiting.state == ("delayed" if expected_s else "ready")
-    eta = headers_of(waiting.payload)["eta"]
-    left_s = (datetime.fromisoformat(eta) - datetime.now(UTC)).total_seconds() if eta else 0
-    assert expected_s - 30 < left_s <= expected_s
-
-
-def test_an_unknown_schedule_is_an_error_when_the_task_is_made(app):
-    with pytest.raises(InvalidArgument, match="processing-queue"):
-        app.task(work, shared=False, base=ScheduledTask, backoff="whenever", lazy=False, name="t")
 
 
 # -- another broker ----------------------------------------------------------------------------------------------------

@@ -89,13 +89,6 @@ def test_no_value_is_no_key(app, sent):
     assert keys(sent()) == [None]
 
 
-def test_the_queue_is_shared_out_by_it(app, broker):
-    task = define(app, fair_key="customer_id")
-    for customer in "aab":
-        task.delay(customer)
-    assert {key: each.ready for key, each in broker.queue("q").keys().items()} == {"a": 2, "b": 1}
-
-
 def test_a_function_that_fails_publishes_nothing(app, broker):
     with pytest.raises(ZeroDivisionError):
         define(app, fair_key=lambda args, kwargs: 1 / 0).delay("acme")
@@ -339,10 +332,18 @@ def test_a_queue_that_was_declared_anew_gets_the_limits_beside_others(app, broke
 
 
 @pytest.mark.parametrize(
-    "call", [{"headers": {"x-deduplication-id": "x"}}, {"MessageDeduplicationId": "x"}, {"headers": {"dedup_id": "x"}}]
+    "call",
+    [
+        {"headers": {"x-deduplication-id": "x"}},
+        {"MessageDeduplicationId": "x"},
+        {"headers": {"dedup_id": "x"}},
+        {"dedup_id": "x"},
+    ],
 )
 def test_a_window_is_of_the_dedup_id_whatever_it_is_called(app, sent, call):
-    define(app).apply_async(("acme",), dedup_window=9, **call)
+    task = define(app)
+    for _ in range(2):
+        task.apply_async(("acme",), dedup_window=9, **call)
     ((*_, headers),) = sent()
     assert headers["dedup_window"] == 9
 
@@ -410,26 +411,6 @@ def test_a_stamp_with_the_name_of_an_option_is_a_stamp(app, sent):
     ((_, _, _, headers),) = sent()
     assert headers["stamps"].keys() == {"fair_key", "dedup_id", "dedup_window"}
     assert headers.keys().isdisjoint(headers["stamps"])
-
-
-def test_two_tasks_with_the_same_argument_are_two(app, sent):
-    one = define(app, dedup_id="order_id")
-
-    @app.task(name="mail", dedup_id=lambda args, kwargs: args[0], shared=False)
-    def mail(order_id):
-        pass
-
-    one.delay("acme", order_id=7)
-    app.tasks["mail"].delay(7)
-    assert [name for name, *_ in sent()] == ["charge", "mail"]
-
-
-def test_an_id_may_be_given_at_the_call(app, sent):
-    task = define(app)
-    for _ in range(2):
-        task.apply_async(("acme",), dedup_id="x", dedup_window=9)
-    ((*_, headers),) = sent()
-    assert (headers["dedup_id"], headers["dedup_window"]) == ("x", 9)
 
 
 # -- dead letters and backoff -----------------------------------------------------------------------------------------
@@ -550,13 +531,6 @@ def test_install_after_the_first_task_is_an_error():
 def test_install_of_what_is_no_app_is_an_error():
     with pytest.raises(InvalidArgument, match=r"not a Celery app \(given: 'shop'\).*Pass the app itself"):
         install("shop")
-
-
-def test_one_line_in_the_decorator_is_enough(url):
-    app = Celery(broker=url, set_as_current=False)
-    task = define(app, base=FdbTask, fair_key="customer_id")
-    task.delay("acme")
-    app.close()
 
 
 def test_another_broker_ignores_limits(app):

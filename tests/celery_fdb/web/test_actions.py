@@ -365,15 +365,6 @@ def test_a_queue_is_moved_purged_and_deleted(operator, broker):
     assert "other" not in broker.queues()
 
 
-def test_only_the_letters_of_one_cause_are_replayed(operator, broker, deaths):
-    question = operator.submit("/act", action="replay_all", queue="jobs.dead", task="shop.task1", reason="rejected")
-    assert "that match task=shop.task1, reason=failed or rejected, each to" in question
-    operator.submit("/act", action="replay_all", queue="jobs.dead", confirmed="yes", task="shop.task1")
-    assert broker.queue("jobs").count() == 0, "the question was not asked"
-    operator.submit("/act", action="replay_all", **fields(question))
-    assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
-
-
 def test_a_question_is_put_anew_if_it_is_about_others_now(operator, broker, deaths):
     question = operator.submit("/act", action="discard_all", queue="jobs.dead")
     assert "Delete 3 dead letters of jobs.dead for good?" in question

@@ -1,6 +1,5 @@
 """Each page over a store, whatever the store holds and the address says."""
 
-import dataclasses
 import hashlib
 import html
 import re
@@ -57,22 +56,6 @@ def test_a_page_is_live_or_says_when_it_was_read(visit):
             assert ('id="live"' in page.text) != ('id="read"' in page.text), name
             assert read.search(page.text), name
             assert ('data-events="/events"' in page.text) is ('id="live"' in page.text), name
-
-
-def test_the_totals_of_a_queue_have_words(viewer, broker, monkeypatch):
-    broker.queue("jobs").put("x")
-    monkeypatch.setattr(queues, "look", _with_totals(queues.look, published=7, lost=3, conflicts=1))
-    page = viewer.see("/queue", queue="jobs")
-    assert "taken back from dead workers, ever</dt><dd>3<" in page
-    assert "lost" not in page
-
-
-def _with_totals(look, **totals):
-    def seen(*given, **named):
-        found = look(*given, **named)
-        return dataclasses.replace(found, queues=[dataclasses.replace(each, totals=totals) for each in found.queues])
-
-    return seen
 
 
 def test_queues_are_found_by_a_part_of_their_name(viewer, broker):
