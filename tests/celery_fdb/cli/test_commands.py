@@ -118,6 +118,7 @@ def test_sessions_show_who_holds_what(run, broker):
     shown = run("sessions").out
     assert session["id"][:12] in shown
     assert " s ago" in shown, "when it was heard"
+    assert look(broker).sessions[0].held is None, "counted one by one, and only where it is shown"
 
 
 def test_a_table_of_sessions_hides_queues_that_celery_made_for_itself(broker):

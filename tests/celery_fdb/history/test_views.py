@@ -154,6 +154,7 @@ def test_a_life_that_ended(broker, keep, run, store):
     assert life.state == SUCCESS
     assert [event.what for event in life.events] == ["started", "retried", "started", "succeeded"]
     assert "attempt 2, delivered 2 times, by w@h from celery" in life.events[2].about
+    assert life.events[3].about == "after 500 ms"
     store.activity(b"s", {1: run("t", state=STARTED, end_ms=0, runtime_s=None)})
     assert timeline_of(broker, "t").state == STARTED
 

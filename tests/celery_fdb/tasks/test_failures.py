@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery._state import _task_stack
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject, Retry
@@ -14,7 +14,8 @@ from kit.faults import Fault, Faults, FaultyDatabase
 from kombu import Connection
 
 from celery_fdb.tasks import failures
-from kombu_fdb.errors import StoreUnavailable
+from celery_fdb.tasks.task import Backoff
+from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.masking import masked_text
@@ -217,6 +218,14 @@ def test_a_retry_is_not_taken_for_the_message_that_was_replayed(app, channel):
         _task_stack.pop()
     (waiting,) = channel.engine.inspect.find_task("1")
     assert [name for name in headers_of(waiting.payload) if name.startswith("x-") or name == "mine"] == ["mine"]
+
+
+def test_an_unknown_schedule_is_an_error_when_the_task_is_made(app):
+    class ScheduledTask(Backoff, Task):
+        pass
+
+    with pytest.raises(InvalidArgument, match="processing-queue"):
+        app.task(work, shared=False, base=ScheduledTask, backoff="whenever", lazy=False, name="t")
 
 
 # -- another broker ----------------------------------------------------------------------------------------------------
