@@ -16,8 +16,7 @@ def python(code):
 
 
 def test_registers_both_schemes_and_imports_no_transport():
-    assert (
-        python("""
+    said = python("""
 import sys
 import _kombu_fdb_autoload as autoload
 from kombu.transport import TRANSPORT_ALIASES
@@ -26,20 +25,17 @@ for scheme in ("fdb", "fdb+sqlite"):
     print(scheme, TRANSPORT_ALIASES[scheme])
 print(sorted(name for name in sys.modules if name.startswith(("kombu_fdb", "celery", "fdb"))))
 """)
-        == "fdb kombu_fdb.transport:Transport\nfdb+sqlite kombu_fdb.transport:Transport\n[]\n"
-    )
+    assert said == "fdb kombu_fdb.transport:Transport\nfdb+sqlite kombu_fdb.transport:Transport\n[]\n"
 
 
 def test_does_not_take_a_scheme_that_is_taken():
-    assert (
-        python("""
+    said = python("""
 from kombu.transport import TRANSPORT_ALIASES
 TRANSPORT_ALIASES["fdb"] = "mine:Transport"
 import _kombu_fdb_autoload
 print(TRANSPORT_ALIASES["fdb"])
 """)
-        == "mine:Transport\n"
-    )
+    assert said == "mine:Transport\n"
 
 
 @pytest.mark.parametrize(
@@ -59,8 +55,7 @@ def test_never_raises_and_never_prints(broken):
 
 
 def test_is_what_kombu_expects_of_a_serializer_and_decodes_nothing():
-    assert (
-        python("""
+    said = python("""
 from kombu.serialization import registry, loads
 import _kombu_fdb_autoload as autoload
 before = set(registry._decoders)
@@ -68,19 +63,16 @@ registry.register("kombu-fdb-autoload", *autoload.NOTHING)
 assert set(registry._decoders) == before
 print("kombu-fdb-autoload" in registry.name_to_type)
 """)
-        == "True\n"
-    )
+    assert said == "True\n"
 
 
 def test_a_checkout_that_is_not_installed_registers_the_schemes_with_the_transport():
     """As if on PYTHONPATH: kombu finds no entry point of ours."""
-    assert (
-        python("""
+    said = python("""
 import importlib.metadata
 importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints(())
 import kombu_fdb.transport
 from kombu import Connection
 print(Connection("fdb+sqlite://").get_transport_cls().__module__)
 """)
-        == "kombu_fdb.transport.transport\n"
-    )
+    assert said == "kombu_fdb.transport.transport\n"

@@ -144,6 +144,11 @@ class Person:
     def write(self, name, text):
         self.browser.find_element("name", name).send_keys(text)
 
+    def log_in(self):
+        for name in ("username", "password"):
+            self.write(name, "admin")
+        self.browser.find_element("css selector", "input[type=submit]").click()
+
     def picture(self, path):
         self.browser.save_screenshot(path)
 
@@ -154,9 +159,7 @@ def test_no_page_is_wider_than_the_window_however_long_the_names(shop, browser, 
     shop.manage("shell", "-c", FILL)
     person = Person(browser, shop.start_server())
     browser.get(person.address)
-    person.write("username", "admin")
-    person.write("password", "admin")
-    browser.find_element("css selector", "input[type=submit]").click()
+    person.log_in()
     person.expect("Queues")
     for width in (1180, 400):
         with subtests.test(width=width):
@@ -217,9 +220,7 @@ def test_a_person_searches_edits_and_limits_in_the_browser(shop, browser, width)
         person.expect(pattern)
 
     browser.get(queues)
-    person.write("username", "admin")
-    person.write("password", "admin")
-    browser.find_element("css selector", "input[type=submit]").click()
+    person.log_in()
     person.expect("Queues")
 
     browser.get(f"{queues}dead?queue=payments.dead")
@@ -270,9 +271,7 @@ def test_a_person_replays_a_failed_payment_in_the_browser(shop, browser):
     until(lambda: shop.states() == {"paid": 45, "failed": 1}, say=shop.told)
 
     browser.get(person.address)
-    person.write("username", "admin")
-    person.write("password", "admin")
-    browser.find_element("css selector", "input[type=submit]").click()
+    person.log_in()
 
     person.follow("Queues")
     person.expect(r"payments 0 0 0 1 ")

@@ -75,15 +75,15 @@ def clear(broker):
     broker._engine.transactions.write(body)
 
 
-def spoil(broker, chance):
-    """Other bytes in some rows, but for the one by which everybody else would refuse the whole store."""
+def spoil(broker, chance, prefix=b""):
+    """Other bytes in some rows, but for the one by which everybody else would refuse the whole store.
+
+    ``prefix``: of the rows; the broker's own unless it is given.
+    """
     engine = broker._engine
-    begin, end = engine.keys.prefix, engine.keys.prefix + b"\xff"
-    rows = [
-        row
-        for row in engine.transactions.read(lambda work: work.tr.get_range(begin, end))
-        if row[0] != engine.keys.format
-    ]
+    prefix = prefix or engine.keys.prefix
+    found = engine.transactions.read(lambda work: work.tr.get_range(prefix, prefix + b"\xff"))
+    rows = [row for row in found if row[0] != engine.keys.format]
     changes = [(key, mutated(chance, old)) for key, old in chance.sample(rows, min(3, len(rows)))]
 
     def change(work):

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
 
 from starlette.testclient import TestClient
-from store_messages import NAMES, clear, fill, mutated
+from store_messages import NAMES, clear, fill, spoil
 
 from celery_fdb.history.layout import pack_groups
 from celery_fdb.history.options import History
@@ -94,19 +94,7 @@ def remember(broker, chance):
         for unwritten in pack_groups([run]):
             store.write(unwritten, History())
     if not chance.randrange(3):
-        damage(broker, store, chance)
-
-
-def damage(broker, store, chance):
-    """Other bytes in some rows of the history."""
-
-    def change(work):
-        begin, end = store.keys.prefix, store.keys.prefix + b"\xff"
-        rows = work.tr.get_range(begin, end)
-        for key, old in chance.sample(rows, min(3, len(rows))):
-            work.tr.set(key, mutated(chance, old))
-
-    broker._engine.transactions.write(change)
+        spoil(broker, chance, store.keys.prefix)
 
 
 def forget(broker, store):

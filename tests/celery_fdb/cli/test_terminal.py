@@ -132,11 +132,11 @@ def test_a_task_that_raised_has_failed_and_of_what(shop, run):
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-@pytest.mark.parametrize("name", [*HOMES, "dead replay", "dead list"])
-def test_no_help_is_wider_than_the_terminal(name, columns):
-    shown = CliRunner().invoke(fdb, [*name.split(), "--help"], terminal_width=columns, max_content_width=columns)
-    assert [line for line in shown.stdout.splitlines() if len(line) > columns] == []
-    assert str(MOST) not in shown.stdout, "a bound that is none to a person"
+def test_no_help_is_wider_than_the_terminal(columns):
+    for name in [*HOMES, "dead replay", "dead list"]:
+        shown = CliRunner().invoke(fdb, [*name.split(), "--help"], terminal_width=columns, max_content_width=columns)
+        assert [line for line in shown.stdout.splitlines() if len(line) > columns] == []
+        assert str(MOST) not in shown.stdout, "a bound that is none to a person"
 
 
 def test_a_terminal_without_a_letter_gets_its_code(url):

@@ -165,11 +165,11 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("text", [*(f"{name}='x1y2z3'" for name in sorted(NAMES)), "amqp://u:x1y2z3@h"])
-def test_no_secret_is_missed_for_want_of_a_hint(text):
+def test_no_secret_is_missed_for_want_of_a_hint():
     """The quick look for a hint never decides otherwise than the masking would."""
-    assert "x1y2z3" not in masked_text(text)
-    assert "x1y2z3" not in made(_argsrepr=text).args + made(_argsrepr=text.upper()).args.lower()
+    for text in (*(f"{name}='x1y2z3'" for name in sorted(NAMES)), "amqp://u:x1y2z3@h"):
+        assert "x1y2z3" not in masked_text(text)
+        assert "x1y2z3" not in made(_argsrepr=text).args + made(_argsrepr=text.upper()).args.lower()
 
 
 # -- options and install -----------------------------------------------------------------------------------------------

@@ -23,6 +23,16 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.routing.tables import Exchange
 
 
+def filled(broker, name, number, payload=b"x", **options):
+    """With what the action is done to. Its queue."""
+    broker.declare("other")
+    broker.queue("q").put_many([payload] * number, **options)
+    if not name.startswith(("replay", "discard")):
+        return "q"
+    bury(broker, "q")
+    return "q.dead"
+
+
 def receive(app, queue):
     """A message as a worker gets it."""
     received = []
@@ -354,12 +364,8 @@ def test_all_queues_are_counted_at_a_bounded_cost(broker):
 def test_what_comes_while_a_person_is_asked_stays(broker, spots, name, most_named, monkeypatch):
     """Also where there are too many to be named one by one."""
     monkeypatch.setattr("celery_fdb.operations.action.MOST_NAMED", most_named)
-    is_dead = name not in {"purge", "cancel_all"}
-    broker.queue("q").put_many([b"shown"] * 3)
-    if is_dead:
-        bury(broker, "q")
-    queue = "q.dead" if is_dead else "q"
-    action = ACTIONS[name]
+    queue, action = filled(broker, name, 3, b"shown"), ACTIONS[name]
+    is_dead = queue == "q.dead"
     request = action.ask(broker, Request(action.target(queue)))
     assert re.search(r"(3|at least 2) (waiting messages|ready messages|dead letters)", action.question(request))
     broker.queue("q").put(b"late")
@@ -422,11 +428,9 @@ def test_an_action_on_many_without_its_question_is_not_done(broker, name):
 @pytest.mark.parametrize("name", ["replay_all", "discard_all", "purge", "move", "cancel_all"])
 def test_many_are_done_in_parts_that_tell_how_far_they_are(broker, do, name, monkeypatch):
     monkeypatch.setattr(action_module, "MOST_PARTS", 1)
-    number, queue = 1_050, "q.dead" if name.endswith("d_all") or name == "replay_all" else "q"
-    broker.queue("q").put_many([b"x"] * number)
+    number = 1_050
+    queue = filled(broker, name, number)
     broker.queue("other").put(b"there")
-    if queue == "q.dead":
-        bury(broker, "q")
     mark, steps = "", 0
     while True:
         outcome = do(name, queue, mark=mark, fields={"target": "other"})
@@ -449,11 +453,7 @@ def test_many_are_done_in_parts_that_tell_how_far_they_are(broker, do, name, mon
 )
 def test_when_the_time_is_over_an_action_tells_how_far_it_is(broker, do, name, number):
     """However long the store takes for each part, the person who asked is still there to read the answer."""
-    queue = "q.dead" if name in {"replay_all", "discard_all"} else "q"
-    broker.queue("q").put_many([b"x"] * 1_100)
-    broker.declare("other")
-    if queue == "q.dead":
-        bury(broker, "q")
+    queue = filled(broker, name, 1_100)
     outcome = do(name, queue, fields={"target": "other"}, clock=Late())
     assert f" {number:,} " in outcome.text
     assert " so far" in outcome.text
@@ -467,10 +467,7 @@ def test_when_the_time_is_over_an_action_tells_how_far_it_is(broker, do, name, n
 @pytest.mark.parametrize("name", ["replay", "discard", "cancel", "run_now", "reschedule"])
 def test_what_was_selected_and_not_reached_in_time_is_left_and_told(broker, do, spots, name):
     is_dead = name in {"replay", "discard"}
-    broker.queue("q").put_many([b"x"] * 5, delay=0 if is_dead else 3600)
-    if is_dead:
-        bury(broker, "q")
-    queue, state = ("q.dead", "ready") if is_dead else ("q", "delayed")
+    queue, state = filled(broker, name, 5, delay=0 if is_dead else 3600), "ready" if is_dead else "delayed"
     chosen = spots(state, queue)
     broker.queue(queue).delete(chosen[0])
     outcome = do(name, queue, spots=chosen, fields={"due": "2h"}, clock=Late())
@@ -507,11 +504,7 @@ def test_an_invented_mark_does_no_harm(broker, do, name):
 @pytest.mark.parametrize("name", ["replay_all", "discard_everywhere", "purge", "move", "cancel_all"])
 def test_the_audit_counts_what_this_request_has_done(broker, do, name, number, caplog):
     """The running number comes from the form, and a person who may act could send any number."""
-    queue = "q" if name in {"purge", "move", "cancel_all"} else "q.dead"
-    broker.queue("q").put_many([b"x"] * 5)
-    broker.declare("other")
-    if queue == "q.dead":
-        bury(broker, "q")
+    queue = filled(broker, name, 5)
     begin = f"{number}.{(5).to_bytes(8, 'big').hex() if name == 'move' else ''}"
     with caplog.at_level("INFO", "celery_fdb.audit"), suppress(InvalidArgument):
         do(name, queue, mark=begin, fields={"target": "other"})
