@@ -5,27 +5,27 @@ which a dead-letter exchange leads; ``messages/bury.py`` says how a message gets
 to the last in transactions of bounded size, and the caller has the cursor. A caller that is killed between two parts
 loses only the cursor, and the next call begins at the front.
 
-A walk ends at the stamp of the last message that was there when it began. A letter that dies meanwhile has a later
-stamp and is not seen. So a walk ends even over a queue that grows as fast as it is walked; and a letter that is
-replayed and dies again is not replayed again by the same walk.
+A walk ends at the stamp of the last message that was there when it began. A message that dies during the walk has a
+later stamp, and the walk does not see it. So a walk ends even if the queue grows as fast as it is read; and it replays
+no letter twice, even one that dies again.
 
 Replay moves dead letters to the queue they died in; discard deletes them. A replayed message moves to the end of its
 key's messages in the queue of its last death (or in another target queue), in one transaction (ONE-PLACE). It keeps its
-id, payload, key, priority and history of deaths; its redeliveries count from zero again. A single letter may be given
-another payload on its way (:func:`replay_row`). A dead letter keeps no time to live: from its replay on, it has the
+id, payload, key, priority and history of deaths; its redelivery count restarts at zero. The replay of a single letter
+may replace its payload (:func:`replay_row`). A dead letter keeps no time to live: from its replay on, it has the
 queue's ``x-message-ttl``, if there is one.
 
-States of a letter: *dead*, then *back* or *gone*. Each part of a replay or a discard is one transaction, so a letter is
-never both and never neither, and the counts are those of the letters moved. What happens at each failure:
+States of a letter: *dead*, then *replayed* or *discarded*. Each part of a replay or a discard is one transaction, so a
+letter is never in two places, or in none, and the counts are exact. What happens at each failure:
 
-* the caller dies between two parts: what was moved is moved, the rest is dead; the next call begins at the front.
-* the commit's answer is lost: the retry finds that it committed, or runs it again (``store/retry.py``).
-* another consumer or operator takes, replays or discards the same letter: one of the two gets it, the other retries
+* the caller dies between two parts: the parts that committed stay; the next call begins at the front.
+* the commit's answer is lost: the retry finds that it committed, or runs the part again (``store/retry.py``).
+* another consumer or operator claims, replays or discards the same letter: one of the two gets it, the other retries
   its part.
-* the queue to which it should return has been deleted: ``QueueNotFound``, and nothing of the part was moved.
+* the queue to which a letter should return has been deleted: ``QueueNotFound``, and the part moves nothing.
 
 Trim deletes, in parts, expired letters of ``<queue>.dead`` and the oldest beyond its length. The duties trim
-periodically. A burial does not trim, and so never conflicts.
+periodically. A burial does not trim, so it never conflicts.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from kombu_fdb.store.protocol import KeyValue
 
 
 LETTERS_PER_TRANSACTION = 200
-#: Limits of records and of payloads looked into: FoundationDB's transactions hold 10,000,000 B, and last 5 s.
+#: Limits for records, and for payloads that are read: FoundationDB's transactions hold 10,000,000 B, and last 5 s.
 BYTES_PER_TRANSACTION = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LetterWalk:
-    """A walk through the letters of the queue ``dead`` that had come by the version ``last``, and meet all conditions.
+    """A walk through the letters that were in the queue ``dead`` at the version ``last`` and meet all conditions.
 
-    Without conditions, all of them. Conditions on a death apply to the last one. ``error``: the class of the exception,
-    with or without its module. ``task``: a Celery task's name. ``key``: the fairness key, "" for none.
+    Without conditions, all letters match. Conditions on a death apply to the last one. ``error``: the class of the
+    exception, with or without its module. ``task``: a Celery task's name. ``key``: the fairness key, "" for none.
     ``died_after_ms``, ``died_before_ms``: wall clock. ``where``: any condition on a letter.
     """
 
@@ -76,11 +76,11 @@ class LetterWalk:
     where: Callable[[Peeked], bool] | None = None
 
     def mark(self, cursor: bytes) -> bytes | None:
-        """Where a further part goes on (:meth:`after`); None at the end."""
+        """Where the next part continues (:meth:`after`); None at the end."""
         return parts.mark(self.last, cursor) or None
 
     def after(self, mark: bytes) -> tuple[LetterWalk, bytes]:
-        """The walk that a mark is of, as far as its end, and the cursor; from the beginning for b""."""
+        """The walk with the end that the mark names, and the cursor; for b"", this walk from its beginning."""
         last, cursor = parts.split_mark(mark)
         return (replace(self, last=last) if mark else self), cursor
 
@@ -93,7 +93,7 @@ class LetterWalk:
         return self != LetterWalk(self.dead, self.last)
 
     def matches(self, record: Record | None) -> bool:
-        """Whether the record matches, as far as it shows. An unreadable one matches if there are no conditions."""
+        """Whether the record meets the conditions on it. An unreadable one does if there are no conditions at all."""
         if record is None:
             return not self.has_conditions
         return (
@@ -115,12 +115,12 @@ class LetterWalk:
         )
 
     def matches_payload(self, letter: Peeked) -> bool:
-        """The conditions on the payload."""
+        """Whether the payload meets the conditions on it."""
         return self.task in (None, *task_names_of(letter)) and (self.where is None or self.where(letter))
 
 
 def is_class(found: object, wanted: str) -> bool:
-    """Whether the class of an exception is the wanted one, which may be given without its module."""
+    """Whether the class of an exception is the wanted one, which may omit its module."""
     return isinstance(found, str) and (found == wanted or (wanted != "" and found.endswith(f".{wanted}")))
 
 
@@ -130,14 +130,14 @@ def task_of(letter: Peeked) -> str:
 
 
 def task_names_of(letter: Peeked) -> tuple[str, str]:
-    """The name in Celery's log, which a publisher may have chosen (``shadow``), and that of the task itself."""
+    """The name in Celery's log, which a publisher may choose (``shadow``), and the task's own name."""
     headers = headers_of(letter.payload)
     task = str(headers.get("task") or "")
     return str(headers.get("shadow") or task) if task else "", task
 
 
 def error_of(message: Peeked) -> str:
-    """The class of the exception of its last death; if it never died and waits to be retried, of its last attempt.
+    """The exception class of its last death or, if it waits for its next retry, of its last attempt.
 
     "" if there was none.
     """
@@ -151,18 +151,18 @@ def error_of(message: Peeked) -> str:
     return error if isinstance(error, str) else ""
 
 
-#: A dead letter where it stands, and its record: None if it can't be read; then it can only be shown or discarded.
+#: A dead letter in its place, and its record: None if it can't be read; then it can only be shown or discarded.
 Letter = tuple[Message[bytes], Record | None]
 
 
 def look(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
-    """Up to ``limit`` dead letters, unchanged, and the cursor to go on with; b"" at both ends."""
+    """Up to ``limit`` dead letters, unchanged, and the next cursor; b"" begins and ends a walk."""
     letters, following = look_through(work, walk, cursor, limit)
     return browse.look_all(work, [(walk.dead, (message.place, message.value)) for message, _ in letters]), following
 
 
 def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tuple[list[Letter], bytes]:
-    """Up to ``limit`` letters of one part of the walk, and the cursor to go on with; b"" at both ends.
+    """Up to ``limit`` letters of one part of the walk, and the next cursor; b"" begins and ends a walk.
 
     Snapshot reads, and all of them before the caller's first write. What ``where`` raises is passed on.
     """
@@ -184,7 +184,7 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
 
 
 def _matching(work: Work, walk: LetterWalk, letters: Sequence[Letter]) -> list[Letter]:
-    """Those whose payloads match, too. All payloads are read in one round trip."""
+    """The letters whose payloads match as well. All payloads are read in one round trip."""
     if not walk.looks_into_payloads:
         return list(letters)
     looked_at = browse.look_all(work, [(walk.dead, (message.place, message.value)) for message, _ in letters])
@@ -192,9 +192,9 @@ def _matching(work: Work, walk: LetterWalk, letters: Sequence[Letter]) -> list[L
 
 
 def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
-    """The next rows, first of messages without a key (as which all letters come), and where to go on.
+    """The next rows, and where to continue. Messages without a key come first; letters arrive without one.
 
-    A cursor of another queue, which a walk of this one never gave out, counts as the beginning.
+    A cursor from a walk of another queue counts as the beginning.
     """
     ready, keyed = range_of(work.keys.ready(dead)), range_of(work.keys.keyed(dead))
     whole = [keyed] if keyed[0] <= cursor < keyed[1] else [ready, keyed]
@@ -211,8 +211,8 @@ def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValu
 def replay_part(work: Work, walk: LetterWalk, cursor: bytes, limit: int, *, to: str | None = None) -> tuple[int, bytes]:
     """Replay up to ``limit`` letters of one part of a walk. Returns how many, and the next cursor; b"" at the end.
 
-    An expired letter is deleted, and not counted. Unreadable bytes, also a newer version's, stay where they are; so do
-    messages that never died, unless ``to`` says where they should go. Raises ``QueueNotFound``.
+    An expired letter is dropped, and not counted. Unreadable bytes, also a newer version's, stay where they are. So do
+    messages that never died, unless the queue is ``<queue>.dead`` or ``to`` names a target. Raises ``QueueNotFound``.
     """
     letters, following = look_through(work, walk, cursor, limit)
     going = []
@@ -228,10 +228,10 @@ def replay_part(work: Work, walk: LetterWalk, cursor: bytes, limit: int, *, to: 
 
 
 def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = None) -> str:
-    """Bring the letter of this row back, as :func:`replay_part` does. Returns its queue.
+    """Replay the letter in this row, as :func:`replay_part` does. Returns its queue.
 
-    ``payload``: replaces the letter's own, in the transaction that takes it out. Raises ``QueueNotFound``, and
-    ``QueueError`` for a message that never died or has expired.
+    ``payload``: replaces the letter's own, in the same transaction. Raises ``QueueNotFound``, and ``QueueError`` for a
+    message that is no dead letter or has expired.
     """
     message, record = Message(dead, *row), Record.decode(row[1])
     queue = _destination(dead, record, None)
@@ -254,7 +254,7 @@ def discard_part(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
 
 
 def _destination(dead: str, record: Record | None, to: str | None) -> str | None:
-    """The queue a letter goes to; None if it stays."""
+    """The queue to which a letter is replayed; None if it stays."""
     if record is None or to is not None:
         return to
     if record.deaths:
@@ -305,7 +305,7 @@ TRIMMED_PER_TRANSACTION = 200
 
 
 def trim(work: Work, limit: int, queue: str) -> int:
-    """Drop some letters; last, those that wait among their key's messages, as after a delay. Returns how many."""
+    """Drop expired and excess letters, those without a key first. Returns how many."""
     stored = work.tr.get(work.keys.count(queue, "ready"), snapshot=True)
     excess = decode_amount(stored)[0] - work.environment.dead_length
     ranges = [(*range_of(prefix), limit) for prefix in (work.keys.ready(queue), work.keys.keyed(queue))]
@@ -332,16 +332,16 @@ class DeadLetters(Verbs):
     _queues = read(inspect.queues)
 
     def walk(self, dead: str, **conditions: Any) -> LetterWalk:
-        """A walk through a queue of dead letters as it is now: what comes later is behind its end.
+        """A walk through a queue of dead letters as it is now: later arrivals lie beyond its end.
 
         ``conditions``: fields of :class:`LetterWalk`; raises ``TypeError`` for others.
         """
-        walk = LetterWalk(dead, parts.NO_LAST, **conditions)  # first: a wrong condition needs no store
+        walk = LetterWalk(dead, parts.NO_LAST, **conditions)  # first: a wrong condition fails without the store
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
         return walk if last is None else replace(walk, last=last)
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
-        """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
+        """Replay a dead letter at a page's position to the queue it died in; None if it has moved.
 
         Returns that queue. ``payload``: replaces its own. Raises ``QueueError`` for a message that is no dead letter,
         or has expired, and ``MessageTooLarge``.
@@ -359,5 +359,5 @@ class DeadLetters(Verbs):
         return [queue for queue in self._queues() if queue.endswith(DEAD_SUFFIX)]
 
     def trim_part(self, queue: str) -> int:
-        """Drop some of what a queue ``<queue>.dead`` no longer keeps. Returns how many."""
+        """Drop some letters that a queue ``<queue>.dead`` no longer keeps. Returns how many."""
         return self._run.part(trim, TRIMMED_PER_TRANSACTION, queue)

@@ -1,17 +1,17 @@
 """Edit: delete, reschedule or cancel messages in their places, for people and programs.
 
 Reschedule: a waiting message gets another due time, or none: then it is ready at once. It leaves its row and enters
-another in one transaction (ONE-PLACE), after the messages of its key and rank there. It keeps id, key, priority, end of
-life, redeliveries and history; a due time after the end of its life is refused. It may get another payload: a task's
-payload says in a header when the task is due, and a worker would wait for that. A delayed message counts as waiting
-from the moment it was due, so one that is made ready waits from now on.
+another, behind the messages of its key and rank there, in one transaction (ONE-PLACE). It keeps id, key, priority,
+expiry, redeliveries and history; a due time after its expiry is refused. Its payload may be replaced: a header in a
+task's payload says when the task is due, and a worker would wait for that time. A delayed message counts as waiting
+since its due time, so one that is made ready counts from now.
 
-The message is *delayed* or *ready* before, and either of the two afterwards, in the same queue; if anything fails, it
-is where it was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it,
-and the other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done
-again (``store/retry.py``).
+The message is *delayed* or *ready* before and afterwards, in the same queue; if anything fails, it has not moved. A
+concurrent transaction that claims, promotes or deletes it conflicts: one of the two succeeds, and the other finds that
+the message has moved. If the answer to the commit is lost, the retry finds that it committed, or runs again
+(``store/retry.py``).
 
-Cancel: delete the messages of a task that no worker has begun, by its id. A leased message belongs to its consumer, and
+Cancel: delete a task's messages by its id, except those that a worker has. A leased message belongs to its consumer and
 stays: only the worker can stop what it runs.
 """
 
@@ -29,13 +29,13 @@ from kombu_fdb.store.protocol import KeyValue
 
 
 def delete_at(work: Work, queue: str, state: State, position: bytes, message_id: bytes) -> bool:
-    """Delete the message if it is still at its position; False if it has moved. Its owner loses its lease."""
+    """Delete the message if it is still at its position, and a lease on it; False if it has moved."""
     row = browse.row_at(work, queue, state, position, message_id)
     return row is not None and delete(work, queue, row)
 
 
 def delete(work: Work, queue: str, row: KeyValue) -> bool:
-    """Delete a message that is still as it was seen. False if it has moved."""
+    """Delete a message if its row is unchanged. False if it has moved."""
     if work.tr.get(row[0]) != row[1]:
         return False
     remove(work, queue, row)
@@ -59,8 +59,8 @@ def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes |
     """Reschedule the ready or delayed message at a page's position. False if it has moved.
 
     ``due_ms``: now or earlier makes it ready. ``payload``: None leaves it as it is. Raises ``QueueError`` for a due
-    time at which it will have expired and for a message that a session holds, and ``FormatError`` if the record can't
-    be read, or is a newer version's.
+    time after its expiry and for a leased message, and ``FormatError`` if the record can't be read, or is a newer
+    version's.
     """
     if spot.state == "leased":
         raise QueueError("a worker holds this message", queue=queue, fix="Wait until it is back, or cancel it.")
@@ -97,9 +97,9 @@ def _rank(work: Work, queue: str, key: bytes) -> Rank:
 
 
 def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
-    """Delete the task's ready, delayed and dead messages. Returns those deleted, and where the others begin.
+    """Delete some of the task's ready, delayed and dead messages. Returns them, and where to continue.
 
-    Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.
+    Serializable: a message that is moved or published concurrently makes the transaction start again.
     """
     wanted, following = browse.places(work, task_id, after)
     rows = browse.rows_at(work, wanted)

@@ -3,21 +3,21 @@
 Every change of an exchange or its bindings sets the exchange's epoch, which shows all processes that it has changed
 (``routing/tables.py``).
 
-A queue is deleted in one transaction: declaration, bindings, and as many messages as it holds. If there are more, the
-same transaction writes ``("deleting", queue)``, and they follow in parts. So whichever process dies, the duties find
-the rest; and all of it is deleted before the name is declared again. A queue that vanishes with its last consumer
-is deleted in the transaction in which that consumer leaves. While messages of the name are held, the row stays: those
-that were in the deleted queue are gone when they are released (``messages/settle.py``), even if a new one has its name.
+A queue is deleted in one transaction: declaration, bindings, and as many messages as fit. If there are more, the same
+transaction writes ``("deleting", queue)``, and they follow in parts. So whichever process dies, the duties find the
+rest; and all messages are deleted before the name is declared again. A queue that vanishes with its last consumer is
+deleted in the transaction that removes that consumer. While sessions hold messages of the name, the row stays: messages
+of the deleted queue are deleted when they are released (``messages/settle.py``), even if a new queue has its name.
 
 A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)`` exists for it. These records
-are cleared with their session, or with their queue: so its consumers learn that it was deleted. Its idle time is
-measured like a session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
+are cleared with their session, or with their queue: so consumers learn of its deletion. Idle time is measured like a
+session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
 
 Queue arguments. AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments);
-ours begin with ``x-fair-``. Unknown arguments are kept and not acted upon, as in RabbitMQ; but a misspelt one is an
-error, as the queue would otherwise grow without the limit that was meant for it. A publish looks arguments up in the
-declaration, which is cached (``routing/tables.py``). A claim can't use that cache: it must not be a second behind. So
-the arguments that a claim needs are also in the queue's control record, which it reads anyway.
+ours begin with ``x-fair-``. Unknown arguments are stored and ignored, as in RabbitMQ; but a misspelt one is an error,
+as the queue would otherwise grow without its intended limit. A publish looks arguments up in the declaration, which is
+cached (``routing/tables.py``). A claim can't use that cache, which may be a second old. So the arguments that a claim
+needs are also in the queue's control record, which it reads anyway.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
-#: An exclusive queue's connection is an entry among its consumers; its tag begins with this.
+#: An exclusive queue's connection has an entry among its consumers, whose tag begins with this.
 OWNER = "exclusive-"
 #: The prefix of our own arguments.
 OWN = "x-fair-"
-#: A name this similar to one of ours is misspelt. None of RabbitMQ's others is: ``x-priority`` is the nearest, 0.83.
+#: A name this similar to one of ours is misspelt. None of RabbitMQ's others is: the nearest, ``x-priority``, reaches
+#: 0.83.
 LIKE = 0.88
 
 
@@ -75,7 +76,7 @@ ARGUMENT_KINDS = {
 
 
 def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
-    """Raises ``InvalidArgument`` for values that could not be read back, and would make lists of queues unreadable."""
+    """Raises ``InvalidArgument`` for values that, once stored, would make lists of queues unreadable."""
     for name in names:
         if not isinstance(getattr(declared, name), bool):
             raise InvalidArgument(f"{name} must be true or false", given=shown(getattr(declared, name)))
@@ -139,7 +140,7 @@ def declared_for_claims(work: Work, queue: str) -> dict[str, Any]:
 
 
 MESSAGES_PER_PURGE = 500
-#: Follows the version of a deleted queue of which only held messages may be left.
+#: Follows the version of a deleted queue that may have only held messages left.
 HELD = b"\xff" * (STAMP_BYTES - parts.VERSION_BYTES)
 #: How many consumers of an ended session one transaction removes.
 CONSUMERS_PER_TRANSACTION = 25
@@ -151,7 +152,7 @@ LONGEST_FORMAT = 10
 
 
 def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
-    """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use.
+    """Create the queue, or update its arguments; declaring it again unchanged only writes its last use.
 
     False if the deletion of an earlier queue of that name must be finished first. Raises ``InvalidArgument`` for an
     unusable argument.
@@ -184,7 +185,7 @@ def _update_control(work: Work, declaration: QueueDeclaration, before: QueueDecl
     key = work.keys.control(declaration.name)
     try:
         control = decode_control(work.tr.get(key))
-    except FormatError:  # perhaps a newer version's: it is not ours to overwrite, and the queue is paused
+    except FormatError:  # perhaps a newer version's: do not overwrite it; the queue is paused
         return
     work.tr.set(key, encode_settings(dataclasses.replace(control, **changes)))
     if "single_active" in changes:
@@ -198,7 +199,7 @@ def delete_queue(
 
     Returns a version: the messages that were in the queue by then are to be purged (:func:`purge_part`).
     """
-    # Serializable: a claim that commits meanwhile makes this transaction start again.
+    # Serializable: a concurrent claim makes this transaction start again.
     if if_idle and any(work.tr.get(work.keys.count(queue, "leased")) or b""):
         return None
     if if_unused and count_consumers(consumer_tags(work, queue)):
@@ -214,7 +215,7 @@ def delete_queue(
     work.tr.clear(work.keys.expiring(queue))
     work.tr.clear(work.keys.bell(queue))
     work.tr.clear_range(*work.keys.consumers(queue))
-    # A message with a key that comes meanwhile must not lose its arrival: it makes this start again.
+    # A concurrent message with a key must not lose its arrival: it makes this start again.
     work.tr.add_read_conflict_range(*range_of(work.keys.keyed(queue)))
     for rows in work.keys.fairness(queue):
         work.tr.clear_range(*rows)
@@ -232,8 +233,8 @@ def _unbind_queue(work: Work, queue: str) -> None:
 
 
 def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
-    """Whether a message may have come since ``mark``. One that comes meanwhile makes this transaction start again."""
-    mark = bytes(parts.VERSION_BYTES) if mark == parts.NO_LAST else mark  # nothing had come
+    """Whether a message may have arrived since ``mark``. A concurrent one makes this transaction start again."""
+    mark = bytes(parts.VERSION_BYTES) if mark == parts.NO_LAST else mark  # nothing had arrived
     bell, delayed = work.tr.get(work.keys.bell(queue)) or b"", range_of(work.keys.delayed(queue))
     work.tr.add_read_conflict_range(*delayed)
     if bell > mark or (work.tr.get(work.keys.alarm, snapshot=True) or b"") <= mark:
@@ -243,7 +244,7 @@ def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
 
 
 def last_stamp(work: Work, queue: str) -> bytes:
-    """The version of the last message that has come to the queue by now, or a later one. Snapshot."""
+    """The version of the last message that has arrived in the queue, or a later one. Snapshot."""
     bell, alarm = work.tr.get_many([work.keys.bell(queue), work.keys.alarm], snapshot=True)
     return max(bell or b"", alarm or b"") or parts.NO_LAST
 
@@ -251,7 +252,7 @@ def last_stamp(work: Work, queue: str) -> bytes:
 def purge_part(work: Work, limit: int, queue: str, last: bytes, cursor: bytes = b"") -> tuple[int, bytes]:
     """Look at up to ``limit`` ready and delayed messages, and delete those that were there by ``last``.
 
-    Returns how many, and where to go on; b"" at the end, where a deletion up to ``last`` is finished, too.
+    Returns how many, and where to continue; b"" at the end, which also finishes a deletion up to ``last``.
     """
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
     purged, following = parts.rows_by(work, ranges, cursor, limit, last)
@@ -366,7 +367,7 @@ def limited_queues(work: Work) -> list[str]:
 
 
 def ttl_queues(work: Work) -> list[str]:
-    """Queues whose messages have a time to live, or are dead-lettered when their own is over."""
+    """Queues whose messages have a time to live, or are dead-lettered on expiry."""
     return _declared_with(work, "x-message-ttl", "x-dead-letter-exchange")
 
 
@@ -391,8 +392,8 @@ def _expires_ms(queue: str, value: bytes | None) -> int | None:
 def expire(work: Work, queue: str, last_use: bytes) -> bytes | None:
     """Delete the queue, as :func:`delete_queue`, if it is still unused; conflicts with every use until this commits.
 
-    Where it is gone already, only its record goes: a process that did not know yet has noted a use after the deletion,
-    and what has been published to the name since does not expire.
+    If it is already deleted, only its record is cleared: a process that did not know has noted a use after the
+    deletion, and messages published to the name since then do not expire.
     """
     noted, declared = work.tr.get_many([work.keys.expiring(queue), work.keys.queue(queue)])
     if noted != last_use:
@@ -412,15 +413,15 @@ def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, dec
     if declared and work.tr.get(work.keys.queue(queue)) is None:
         raise QueueNotFound(queue=queue, fix="Declare it again.")
     own = work.keys.consumer(queue, session_id, tag)
-    work.tr.add_read_conflict_key(own)  # its removal keeps a commit whose answer was lost from landing later
+    work.tr.add_read_conflict_key(own)  # its removal prevents a late commit whose answer was lost
     work.tr.set(own, b"")
 
 
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:
     """Remove a consumer, and delete an auto-delete queue whose last one it was. Returns as :func:`delete_queue`.
 
-    An exclusive queue that is not auto-delete waits for its connection, too.
-    A consumer that was removed before, with its session, deletes nothing: a new queue may have that name by now.
+    An exclusive queue that is not auto-delete also waits for its connection. A consumer that its session's end has
+    removed already deletes nothing: a new queue may have that name by now.
     """
     key = work.keys.consumer(queue, session_id, tag)
     stood, declared, own = work.tr.get_many([key, work.keys.queue(queue), work.keys.session(session_id)])
@@ -435,13 +436,13 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
     if not (declaration.auto_delete or declaration.exclusive):
         return None
     left = _consumers(work, queue)
-    if declaration.auto_delete:  # an exclusive one is used by its connection, too, if that has another session by now
+    if declaration.auto_delete:  # an exclusive queue's connection also counts if it has another session by now
         left = [(session, each) for session, each in left if count_consumers([each]) or session != session_id]
     return None if left else delete_queue(work, queue)
 
 
 def consumer_tags(work: Work, queue: str, *, snapshot: bool = False) -> list[str]:
-    """The tags of its consumers, and of the entries that stand for an exclusive queue's connection."""
+    """The tags of its consumers, and of the entries for an exclusive queue's connection."""
     return [tag for _session, tag in _consumers(work, queue, snapshot=snapshot)]
 
 
@@ -480,7 +481,7 @@ def _has_held(work: Work, queue: str) -> bool:
 
 
 def to_be_purged(work: Work, queue: str, last: bytes, held: bytes = b"") -> None:
-    """Note that messages of a deleted queue, those that had come by ``last``, are still to be purged.
+    """Note that messages of a deleted queue, those up to ``last``, are still to be purged.
 
     ``held``: :data:`HELD` if the others are gone.
     """
@@ -512,7 +513,7 @@ def clear_if(work: Work, rows: Sequence[KeyValue]) -> int:
 
 
 def check_format(work: Work) -> None:
-    """Raises ``FormatError`` if the namespace was written by a newer version; marks a new one as ours."""
+    """Raises ``FormatError`` if a newer version wrote the namespace; writes this version into a new one."""
     stored = work.tr.get(work.keys.format)
     if stored is None:
         work.tr.set(work.keys.format, b"%d" % FORMAT_VERSION)

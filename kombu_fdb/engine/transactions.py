@@ -26,7 +26,7 @@ from kombu_fdb.store.retry import Doubt, Patience, Retry
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: The errors of a message that holds up others: it is too large, or its bytes make no sense.
+#: The errors that one message may cause and so hold up others: it is too large, or its bytes make no sense.
 IN_THE_WAY = (KombuFDBError, ArithmeticError, LookupError, TypeError, ValueError, struct.error)
 
 
@@ -48,7 +48,7 @@ class Transactions:
         )
         #: Whether the outcome of a commit may be unknown.
         self.may_be_unknown = database.commit_may_be_unknown
-        #: Whether writers wait for each other, so that none runs in vain: then consumers need no wait queue.
+        #: Whether writers wait for each other, so that none has to run again: then consumers need no wait queue.
         self.writers_take_turns = database.writers_take_turns
         self.patience = self.retry.patience
         #: Called when a full disk has refused a write. Returns whether to try the write again.
@@ -58,11 +58,11 @@ class Transactions:
         self._chunks = parts.AdaptiveBatch(copies.CHUNKS_PER_TRANSACTION)
 
     def share_patience(self, patience: Patience) -> None:
-        """Share another engine's patience: what the process may spend on waiting when it ends."""
+        """Share another engine's patience: how long the process may wait when it ends."""
         self.patience = self.retry.patience = patience
 
     def as_one(self, call: Callable[[], T]) -> T:
-        """Call ``call``, whose verbs share the deadline of one, and return its result. Guarantee: BOUNDED."""
+        """Call ``call``, whose verbs share one verb's deadline, and return its result. Guarantee: BOUNDED."""
         return self.patience.within(self.environment.call_s, call)
 
     def now(self) -> int:
@@ -96,7 +96,7 @@ class Transactions:
         return Work(tr, self.keys, self.routing, self.environment, self.clock.wall_ms(), effects)
 
     def part(self, verb: Callable[Concatenate[Work, int, P], T], most: int, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a step with as many messages as its transaction holds, or with fewer, down to one, if some hold it up."""
+        """Run a step with as many messages as fit into its transaction, or with fewer, down to one, if one fails it."""
         name = f"{verb.__module__}.{verb.__qualname__}"
         batch = self._batches.setdefault(name, parts.AdaptiveBatch(most, halved_by=IN_THE_WAY))
         return batch.run(lambda limit: self.write(lambda work: verb(work, limit, *args, **kwargs)))
@@ -141,7 +141,7 @@ class Transactions:
                 else:
                     result = self.retry.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict)
             except BaseException as error:
-                if share:  # the transaction did not happen, but that did
+                if share:  # the transaction failed, but its share was counted
                     self.totals.note(share)
                 if not self._is_mended(error, deadline, doubt):
                     raise
@@ -166,7 +166,7 @@ class Transactions:
         return True
 
     def _copy(self, missing: copies.CopiesMissing, deadline: float) -> None:
-        """Copy the chunks of a message for the queues that it is about to be buried in."""
+        """Copy a message's chunks for the queues in which it is about to be buried."""
         for target in missing.targets:
             while not self._chunks.run(partial(self.copy_part, missing, target, self.ids(), deadline)):
                 pass

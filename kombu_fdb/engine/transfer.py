@@ -3,23 +3,23 @@
 Dump: all messages of a queue, in an order in which they can be stored again elsewhere. Ready messages come by rank,
 oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the sub-queues in the order of
 their first messages: so the keys get their first turns in the same order again. Then the delayed ones, by due time.
-Leased messages, if asked for, come before all others, as ready messages with one more delivery: they had been at the
-head of the queue.
+Leased messages, if asked for, come before all others, as ready messages with one more delivery: they were at the head
+of the queue.
 
-The dump takes many short transactions, so a message that moves meanwhile may be missed, or dumped twice: dump a queue
-that is at rest. What can't be read is dumped as raw bytes. A queue with messages of a newer version, which are more
-than their records, can't be dumped.
+The dump takes many short transactions, so it may miss a message that moves, or dump it twice: dump a queue that is at
+rest. What can't be read is dumped as raw bytes. A queue with messages of a newer version can't be dumped, as their
+records may not be all of them.
 
 Restore: messages of another store are stored here, each once, however often the restore is tried. An *import* has an
 id, and each of its messages a *mark* of its own. The transaction that stores a message first reads ``("imported", id,
-mark)`` serializably as absent, and then sets it. So whatever is killed at whatever moment, the next attempt stores
-exactly what is missing; two concurrent attempts share the work. A message that was consumed meanwhile keeps its mark
-and does not come again. When everything is there, ``("import", id)`` says so, and the marks are cleared in parts, if
-necessary by the duties: from then on the import is over, and a later attempt changes nothing. The marks of an
-unfinished import stay: it may continue a year later.
+mark)`` serializably as absent, and then sets it. So whichever process is killed at whatever moment, the next attempt
+stores exactly what is missing; two concurrent attempts share the work. A message that has since been consumed keeps its
+mark and is not stored again. When everything is stored, ``("import", id)`` says so, and the marks are cleared in parts,
+if necessary by the duties: then the import is over, and a later attempt changes nothing. The marks of an unfinished
+import stay: it may continue a year later.
 
 Messages keep their ids, so that an id that a program has noted is still found; a message whose chunks would overwrite
-another's gets a new id. Limits of the queues are not checked: nothing may be lost on the way.
+another's gets a new id. The queues' limits are not checked, as no message may be lost.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _parts(found: Iterable[StoredMessage]) -> Iterator[list[StoredMessage]]:
 
 
 def _closed(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
-    """The messages as their rows are found: with the bytes of the record as payload, and not looked into."""
+    """The messages in the order of their rows, undecoded: each payload is the bytes of the record."""
     if leased:
         yield from _leased(run, queue)
     for name, value in run.scan(range_of(run.keys.ready(queue)), ROWS):
@@ -136,7 +136,7 @@ def _rank(place: Place) -> Rank:
 
 
 def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
-    """Due time and rank. One that can't be read is the latest: too early is worse than never."""
+    """Due time and rank. An unreadable due time counts as the latest: too early is worse than never."""
     due_ms, rank = read_or((LATEST_MS, Keyspace.rank(NO_PRIORITY)), keys.split_delayed, queue, name)
     return min(due_ms, LATEST_MS), rank
 
@@ -205,7 +205,7 @@ def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
 
 
 def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
-    """Store those whose mark is not set yet, in this order. Returns how many."""
+    """Store the messages whose marks are not set yet, in this order. Returns how many."""
     work.tr.fill()
     marks = [work.keys.imported(import_id, mark) for mark, _ in messages]
     firsts = [work.keys.body(message.message_id, 0) for _, message in messages]
@@ -238,7 +238,7 @@ def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:
 
 
 def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
-    """Clear some marks of the next import after the cursor, if it is over. Returns where to go on, b"" at the end."""
+    """Clear some marks of the next import after the cursor, if it is over. Returns the next cursor, b"" at the end."""
     begin, end = work.keys.every_imported
     first = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     if not first:
@@ -256,12 +256,12 @@ def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
 # -- the verbs ---------------------------------------------------------------------------------------------------------
 
 
-#: The limits of one :meth:`Transfer.restore`: messages, and their bytes.
+#: The limits for one :meth:`Transfer.restore`: messages, and their bytes.
 MOST_RESTORED = MESSAGES_PER_TRANSACTION, publish.BATCH_BYTES
 
 
 class Transfer(Verbs):
-    """The verbs on one store as the source or the target. Each may be called again after any failure."""
+    """The verbs on one store as source or target. Each may be called again after any failure."""
 
     restore_dedups = write(publish.restore)
     bind = write(topology.bind)
@@ -269,9 +269,10 @@ class Transfer(Verbs):
     forget_marks_part = write(clear_marks)
 
     def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
-        """Every message of a queue that rests, in the order in which to store it again.
+        """Every message of a queue at rest, in the order in which to store them again.
 
-        ``leased``: leased ones, too, as ready ones. Raises ``FormatError`` if there are messages of a newer version.
+        ``leased``: includes leased ones, as ready ones. Raises ``FormatError`` if there are messages of a newer
+        version.
         """
         run = self._run
         if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, "newer"), snapshot=True))):
@@ -286,14 +287,14 @@ class Transfer(Verbs):
             yield exchange, routing_key, dedup_id, publish.decode_end(value)
 
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
-        """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
+        """Store those messages of another store, each with its mark, that are not here yet, in one transaction.
 
         Returns how many were stored. Up to :data:`MOST_RESTORED` together.
         """
         return self._run.write(lambda work: restore(work, import_id, messages), self._run.environment.publish_s)
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
-        """Note that everything is here, and forget the marks; the duties do so if this is killed. Idempotent."""
+        """Note that everything is here, and clear the marks; if this is killed, the duties clear them. Idempotent."""
         self._run.write(lambda work: finish(work, import_id, facts))
         cursor, end = self._run.keys.all_imported(import_id)
         while b"" < cursor < end:

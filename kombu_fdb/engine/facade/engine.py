@@ -3,13 +3,13 @@
 One engine serves one namespace of one store in one process. It has no thread and no connection to Celery. Its clock
 is its environment's, and every method may be called from any thread.
 
-A method that raises has changed nothing (``store/retry.py``), with one exception: if it raises ``CommitUnknown``, the
-store stopped answering during the commit, which may even take effect later. The same holds for any exception out of a
-signal handler:
+A method that raises has changed nothing (``store/retry.py``), with two exceptions. After ``CommitUnknown``, the store
+stopped answering during the commit, which may even take effect later. The same holds after any exception from a signal
+handler. Then:
 
-* ``publish``: the message may be stored. If this process publishes it again, that call first finds out
+* ``publish``: the message may be stored. If this process publishes it again, that call first finds out whether it is
   (``publish.py``).
-* ``claim``: messages may be leased to the session without the caller knowing them. ``recover`` releases them, and
+* ``claim``: messages may be leased to the session without the caller's knowledge. ``recover`` releases them, and
   prevents the claim from leasing more; the owner of the session calls it soon (``process/client_session.py``).
 * ``ack``, ``release``, ``reject``: call again with the same leases; those that are settled stay settled.
 * all others: call again.
@@ -42,7 +42,7 @@ SESSION_TTL_S = 30.0
 
 
 class Sessions(Verbs):
-    """The verbs of consumer processes, and of those that clean up after them."""
+    """The verbs of consumer processes, and of the processes that clean up after them."""
 
     beats = read(session.beats)
     neighbours = read(session.neighbours)
@@ -57,7 +57,7 @@ class Sessions(Verbs):
         self._queues = queues
 
     def open(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> SessionId:
-        """Register a consumer process. Returns its session's id, which must beat several times in ``ttl_s`` seconds."""
+        """Register a consumer process. Returns the id of its session, which must beat several times per ``ttl_s``."""
         session_id = SessionId(self._run.ids())
         self._run.write(lambda work: session.open_session(work, session_id, description, ttl_s))
         return session_id
@@ -67,7 +67,7 @@ class Sessions(Verbs):
     ) -> session.Surroundings | None:
         """Show that the session is alive, and which queues it consumes. None if it was fenced: its leases are lost.
 
-        ``most``: how many of the ring to look at, besides itself.
+        ``most``: how many other sessions of the ring to read.
         """
         try:
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed, most))
@@ -86,11 +86,11 @@ class Sessions(Verbs):
         return self._run.write(body)
 
     def recover(self, session_id: SessionId, first: int) -> int:
-        """Release, uncounted, what a claim or demand of unknown outcome has leased; after that, it never commits.
+        """Release, uncounted, what a claim or demand of unknown outcome has leased; it never commits afterwards.
 
-        ``first``: the number that was reserved for it. Returns how many messages were released. Raises ``SessionLost``
-        if the session was fenced; may be called again after any other error. The session's concurrent claims start
-        again.
+        ``first``: the lease number that was reserved for it. Returns how many messages were released. Raises
+        ``SessionLost`` if the session was fenced; may be called again after any other error. Concurrent claims of the
+        session run again.
         """
 
         def body(work: Work) -> int:
@@ -105,7 +105,7 @@ class Sessions(Verbs):
         return total
 
     def close(self, session_id: SessionId) -> int:
-        """End the session and release all its messages, uncounted, at their places. Returns how many."""
+        """End the session and release all its messages, uncounted, to their places. Returns how many."""
         self._run.write(lambda work: session.fence(work, session_id))
         return self.release(session_id, counted=False)
 
@@ -126,13 +126,13 @@ class Sessions(Verbs):
         return total
 
     def release_part(self, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
-        """Release some messages of a fenced session. Returns how many, and where to go on; b"" at the end."""
+        """Release some messages of a fenced session. Returns how many, and where to continue; b"" at the end."""
         return self._run.part(
             release.release_part, release.MESSAGES_PER_TRANSACTION, session_id, cursor, counted=counted
         )
 
     def forget_part(self, session_id: SessionId) -> bool:
-        """Clear some of a fenced session's rows besides messages: consumers, then its beat. True if there are more."""
+        """Clear some of a fenced session's other rows: consumers, then its beat. True if there are more."""
         if self._queues.drop_consumers_part(session_id):
             return True
         self._run.write(lambda work: release.forget(work, session_id))

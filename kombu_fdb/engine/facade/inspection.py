@@ -51,7 +51,7 @@ class Inspection(Verbs):
     totals = read(totals.read)
 
     def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
-        """Declaration, control and age of these queues; in as many transactions as it takes."""
+        """Declaration, control and age of these queues, in as many transactions as necessary."""
         found: dict[str, QueueFacts] = {}
         for start in range(0, len(queues), QUEUES_PER_LOOK):
             found |= self._facts(list(queues[start : start + QUEUES_PER_LOOK]))
@@ -60,7 +60,7 @@ class Inspection(Verbs):
     _facts = read(inspect.facts)
 
     def find(self, queue: str, message_id: bytes) -> Peeked | None:
-        """A message of the queue in any state. Reads the whole queue; may miss one that moves meanwhile."""
+        """A message of the queue in any state. Reads the whole queue; may miss one that moves during the search."""
         row = self.find_row(queue, message_id)
         return None if row is None else self._look(queue, row)
 
@@ -78,7 +78,7 @@ class Inspection(Verbs):
     _find_part = read(browse.find_part)
 
     def key_totals(self) -> dict[str, KeyTotals]:
-        """Totals by queue, key and event, of the busiest keys; key "": the queue's other keys (``totals.py``)."""
+        """Totals of the busiest keys by queue, key and event; key "": the queue's other keys (``totals.py``)."""
         found: dict[str, KeyTotals] = {}
         begin = self._run.keys.all_key_totals[0]
         while (part := self._key_totals(begin)) is not None:

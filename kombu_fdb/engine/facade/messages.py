@@ -54,10 +54,11 @@ class Messages(Verbs):
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
-        Fewer if they are large: as many as one transaction holds (``window.py``), and at least one if there is one.
-        ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
-        ``SessionLost`` if the session was fenced: the caller opens another one. Raises ``Outrun`` if it gives way to a
-        rival (``terms.gives_way``), or if ``terms.stands`` says no. Guarantees: ONE-PLACE, ONE-OWNER; strict order.
+        It leases fewer if they are large: as many as fit into one transaction (``window.py``), but at least one if
+        there is any. ``terms.first``: what :meth:`reserve` returned, for a caller that may have to recover this claim
+        (``Sessions.recover``). Raises ``SessionLost`` if the session was fenced: the caller opens another one. Raises
+        ``Outrun`` if it gives way to a rival (``terms.gives_way``), or if ``terms.stands`` returns false. Guarantees:
+        ONE-PLACE, ONE-OWNER; strict order.
         """
         return self._windows.run(
             lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
@@ -89,9 +90,9 @@ class Messages(Verbs):
             window.no_ack = terms.no_ack
             work = work._replace(rests=rests)
             tried[:] = claim.claim(work, queues, window, terms.acks)
-            if not terms.stands(window.single):  # after the reads: to give it up later seals the session, and conflicts
+            if not terms.stands(window.single):  # after the reads: later, it would seal the session, and conflict
                 raise Outrun
-            gives_way = may_give_way and not window.single  # these have no wait queue
+            gives_way = may_give_way and not window.single  # such a queue has no wait queue
             return list(tried)
 
         def on_conflict() -> None:
@@ -116,14 +117,14 @@ class Messages(Verbs):
     def reserve(self) -> int:
         """The number of the first lease of a new claim.
 
-        One step of one counter, so that claims of several threads never share a number.
+        Takes one step of one counter, so claims of several threads never share a number.
         """
         return next(self._claims) * session.LEASES_PER_CLAIM
 
     # -- a wait queue of consumers (``scheduling/wait_queue.py``) ------------------------------------------------------
 
     def look(self, demand: Demand, *, fired: bool = False) -> tuple[wait_queue.Standing, list[Delivery]]:
-        """How the demand stands, what it was granted, and watches that fire when that may have changed.
+        """The demand's state, what it was granted, and watches that fire when either may have changed.
 
         ``fired``: such a watch has fired, so a grant is likely. Granted messages that can't be read are dead-lettered.
         """
@@ -139,14 +140,14 @@ class Messages(Verbs):
         seen: wait_queue.Waiting,
         patience: Callable[[], float] = lambda: 0.0,
     ) -> Served:
-        """Claim for all that wait, as the first consumer. ``seen``: the wait queue as a :meth:`look` found it.
+        """Claim for all waiters, as the first consumer. ``seen``: the wait queue as a :meth:`look` found it.
 
-        ``patience``: returns for how many seconds the waiters are patient from now on; called in each attempt, right
-        before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+        ``patience``: returns the waiters' new patience in seconds; called in each attempt, right before its commit.
+        Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
 
-        A consumer that claims past the wait queue takes little, so it is faster than a service, which takes much. The
-        service would lose one race after the other while a whole wait queue waits for it. So each lost race halves its
-        size.
+        A consumer that bypasses the wait queue claims few messages, so it is faster than a service, which claims many.
+        The service would lose one race after another while the whole wait queue waits for it. So each lost race halves
+        its size.
         """
         tried: list[Served] = []
 
@@ -176,18 +177,18 @@ class Messages(Verbs):
         return self._run.write(lambda work: wait_queue.end(work, demand.session, demand.first)) == wait_queue.GRANTED
 
     def evict(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
-        """End the wait of the consumer in that row of the demand's line, because it does not serve.
+        """End the wait of the consumer in row ``first`` of the demand's wait queue, because it does not serve.
 
-        ``patience_s``: for how long the other waiters are patient from now on.
+        ``patience_s``: the other waiters' new patience.
         """
         self._run.write(lambda work: wait_queue.evict(work, demand.wait_queue, first, patience_s))
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
     def ack(self, leases: Sequence[Lease]) -> list[bool]:
-        """Delete these messages. False for each whose lease is lost: nothing was changed for it.
+        """Delete these messages. False for each one whose lease is lost: it was left unchanged.
 
-        Like the next two verbs, it settles all of them in one transaction if they fit, else in parts.
+        Like the next two verbs, this settles all messages in one transaction if they fit, else in parts.
         """
         return self._settle(leases, settle.ack)
 
@@ -202,7 +203,7 @@ class Messages(Verbs):
     ) -> list[bool]:
         """Release messages: to their old places, or delayed until ``due_ms``.
 
-        ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered with these
+        ``counted``: the attempt counts against the delivery limit; beyond it the message is dead-lettered with these
         ``details``. A message that was not started is released uncounted, and marked if a consumer has ``seen`` it.
         False for each lost lease.
         """
@@ -225,7 +226,7 @@ class Messages(Verbs):
         return settled
 
     def delete(self, queue: str, message_id: bytes) -> bool:
-        """Delete a message in any state; its holder loses the lease. False if ``find`` does not find it."""
+        """Delete a message in any state; a lease on it is lost. False if it is not found."""
         # Look again if it has moved since the look.
         while (row := self._inspect.find_row(queue, message_id)) is not None:
             if self._delete(queue, row):
@@ -243,7 +244,7 @@ class Messages(Verbs):
         return self._run.write(lambda work: edit.reschedule(work, queue, spot, due_ms, payload))
 
     def cancel(self, task_id: str) -> list[Peeked]:
-        """Delete those messages of a task that no session holds: ready, delayed and dead ones. Returns them."""
+        """Delete a task's messages that no session holds: ready, delayed and dead ones. Returns them."""
         taken, following = self._cancel_part(task_id, b"")
         while following:
             found, following = self._cancel_part(task_id, following)
@@ -253,10 +254,10 @@ class Messages(Verbs):
     _cancel_part = write(edit.cancel)
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
-        """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
+        """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins).
 
         Returns how many. ``key``: only ready ones of this key. Raises ``QueueError`` if both are the same queue, or the
-        target has a name that no queue can have. See :mod:`kombu_fdb.engine.messages.move`.
+        target's name is invalid. See :mod:`kombu_fdb.engine.messages.move`.
         """
         _check_move(source, target)
         if limit is None:
@@ -269,7 +270,7 @@ class Messages(Verbs):
         return total
 
     def move_some(self, source: str, target: str, mark: bytes, *, key: str | None = None) -> tuple[int, bytes]:
-        """Move, in one transaction, some of the messages up to a mark. Returns how many, and the mark to go on with.
+        """Move, in one transaction, some of the messages up to a mark. Returns how many, and the next mark.
 
         ``mark``: from :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or from the previous part; b"" at the end.
         """
@@ -286,7 +287,7 @@ def _check_move(source: str, target: str) -> None:
 
 
 def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:
-    """The events of a claim that began with ``queue`` and lost its race."""
+    """The events to count for a claim that began with ``queue`` and lost its race."""
     effects = Effects()
     effects.note(queue, "conflicts")
     for each in tried:

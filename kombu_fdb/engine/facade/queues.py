@@ -1,4 +1,4 @@
-"""Queues: declared, bound, limited, purged and deleted, and those that vanish when they are unused."""
+"""Queues: declare, bind, limit, purge and delete them; expire those that are unused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 T = TypeVar("T")
 
-#: How many transactions the process that changes limits runs itself; the duties do the rest.
+#: How many transactions the process that changes limits runs by itself; the duties do the rest.
 MOST_PARTS = 2_000
 
 
 class Queues(Verbs):
-    """The verbs that declare queues, and those of operators."""
+    """The verbs that declare and administer queues."""
 
     touch = write(topology.touch)
     expiring = read(topology.expiring)
@@ -36,7 +36,7 @@ class Queues(Verbs):
     def declare(self, declaration: QueueDeclaration, *, owner: tuple[SessionId, str] | None = None) -> None:
         """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``.
 
-        ``owner``: a session and a tag that count as a consumer of the queue from its beginning. So an exclusive queue
+        ``owner``: a session and a tag that count as a consumer of the queue from its creation. So an exclusive queue
         ends with its owner even if the owner never consumes. Raises ``SessionLost``.
         """
         if len(utf8("queue's name", declaration.name)) > LONGEST_NAME:
@@ -53,7 +53,7 @@ class Queues(Verbs):
         self._run.routing.forget_queue(declaration.name)
 
     def got_from(self, queue: str) -> None:
-        """Note that a message was asked for, one by one: with ``x-expires``, the queue's time begins anew."""
+        """Note a request for a single message: with ``x-expires``, the queue's idle time restarts."""
         declared = self._run.routing.known(queue)
         if declared is None:
             declared = self._run.read(lambda work: work.routing.queue(work.tr, queue))
@@ -71,7 +71,7 @@ class Queues(Verbs):
     ) -> int | None:
         """Delete a queue, its bindings and its waiting messages. Returns how many messages; None if refused.
 
-        ``if_idle``: refused while messages are in flight; ``mark``: refused if a message has come after it.
+        ``if_idle``: refused while messages are in flight. ``mark``: refused if a message has arrived since.
         """
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
 
@@ -83,10 +83,10 @@ class Queues(Verbs):
         return None if deleted is None else self._purge_rest(queue, deleted)
 
     def _delete(self, queue: str, verb: Callable[[Work], bytes | None]) -> tuple[bytes, int, bytes] | None:
-        """Delete the messages in the same transaction: what comes later belongs to a new queue of that name.
+        """Delete the messages in the same transaction: later ones belong to a new queue of that name.
 
-        The caller, or the duties, delete those for which the transaction has no room. Returns the version up to which
-        they are deleted, how many are gone, and where to go on; b"" at the end.
+        The caller, or a duty, deletes those that do not fit. Returns the version up to which messages are deleted, how
+        many were deleted, and where to continue; b"" at the end.
         """
 
         def verb_and_purge(work: Work, limit: int) -> tuple[bytes, int, bytes] | None:
@@ -104,12 +104,12 @@ class Queues(Verbs):
         return deleted
 
     def _purge_rest(self, queue: str, deleted: tuple[bytes, int, bytes]) -> int:
-        """Purge the rest of a queue that :meth:`_delete` has deleted. Returns how many messages are gone in all."""
+        """Purge the rest of a queue that :meth:`_delete` has deleted. Returns how many messages were deleted in all."""
         last, purged, following = deleted
         return purged + (self._purge(queue, last, following) if following else 0)
 
     def finish_deletion_part(self, queue: str, cursor: bytes = b"") -> bytes:
-        """Purge a part of a deleted queue, in one transaction. Returns where to go on; b"" at the end."""
+        """Purge a part of a deleted queue, in one transaction. Returns where to continue; b"" at the end."""
         last = self._run.read(lambda work: topology.being_deleted(work, queue))
         return b"" if last is None else self._purge_part(queue, last, cursor)[1]
 
@@ -122,7 +122,7 @@ class Queues(Verbs):
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages that are there when it begins; leased ones stay. Returns how many.
 
-        A message that is published meanwhile stays, and so does one that becomes due meanwhile.
+        A message that is published, or becomes due, during the purge stays.
         """
         return self._purge(queue, self.last(queue))
 
@@ -161,7 +161,7 @@ class Queues(Verbs):
             self._purge_rest(queue, deleted)
 
     def drop_consumers_part(self, session_id: SessionId) -> bool:
-        """Remove some consumers of a session that is gone, and the auto-delete queues that end with them.
+        """Remove some consumers of a fenced session, and the auto-delete queues that end with them.
 
         The duties purge these queues. True if the session has further consumers.
         """
@@ -171,9 +171,9 @@ class Queues(Verbs):
         return more
 
     def leave(self, session_id: SessionId, tags: Collection[str]) -> None:
-        """Make these consumers of the session inactive everywhere: others take over.
+        """Make these consumers of the session inactive in all queues: others take over.
 
-        A fenced session's consumers are left alone: its end makes them inactive, once its messages are released.
+        Consumers of a fenced session are left alone: its end makes them inactive, once its messages are released.
         """
 
         def body(work: Work) -> None:
@@ -186,7 +186,7 @@ class Queues(Verbs):
         self._run.write(body)
 
     def set_control(self, queue: str, control: QueueControl) -> None:
-        """Pause or resume a queue, choose where new keys enter its ring, limit keys without limits of their own."""
+        """Pause or resume a queue, set where new keys enter its ring, limit keys that have no limits of their own."""
 
         def verb(work: Work) -> None:
             limit_changes.set_control(work, queue, control, partial(topology.declared_for_claims, work, queue))
@@ -194,7 +194,7 @@ class Queues(Verbs):
         self._change(queue, verb)
 
     def reset_control(self, queue: str) -> None:
-        """Undo all changes of the queue's control; what its arguments say holds again."""
+        """Undo all changes of the queue's control: its arguments apply again."""
 
         def verb(work: Work) -> None:
             declared = partial(topology.declared_for_claims, work, queue)
@@ -205,7 +205,7 @@ class Queues(Verbs):
         self._change(queue, verb)
 
     def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
-        """Change these fields of the queue's control, and of its ``every_key``, in one transaction; others stay."""
+        """Change these fields of the queue's control, and of its ``every_key``, in one transaction."""
         self._change(queue, lambda work: limit_changes.change_control(work, queue, changes, every_key or {}))
 
     def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
@@ -217,14 +217,14 @@ class Queues(Verbs):
         return self._change(queue, lambda work: limit_changes.change(work, queue, key, changes))
 
     def _change(self, queue: str, verb: Callable[[Work], T]) -> T:
-        """Change a queue's settings, and carry the change out."""
+        """Change a queue's settings, and follow the change up."""
         changed = self._run.write(verb)
         self._run.routing.forget_queue(queue)
         self.follow_limits(queue)
         return changed
 
     def follow_limits(self, queue: str) -> None:
-        """Carry out a change of the queue's limits (``limit_changes.py``); after many parts, the duties do the rest."""
+        """Follow up a change of the queue's limits (``limit_changes.py``); after many parts, the duties do the rest."""
         for _ in range(MOST_PARTS):
             if not self.follow_limits_part(queue):
                 return

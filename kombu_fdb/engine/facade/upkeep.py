@@ -2,7 +2,7 @@
 
 ``process/duties.py`` says which process does them.
 
-A step moves as many messages as its transaction holds: after a step that was too large, half as many, down to one.
+A step moves as many messages as fit into its transaction: after a step that was too large, half as many.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
 
-#: How many rows of the duties' own bookkeeping one transaction reads or clears.
+#: How many bookkeeping rows one transaction of a duty reads or clears.
 ROWS_PER_TRANSACTION = 1_000
 #: How many deleted queues' totals one transaction clears.
 QUEUES_PER_FORGET = 200
@@ -55,7 +55,7 @@ class Upkeep(Verbs):
         self._sampled: Sample | None = None
 
     def due_queues(self) -> tuple[list[str], int | None, bool]:
-        """The queues with messages to promote, when the next of the others is due, and whether keys wait for a rate."""
+        """The queues with messages to promote, when the next other queue is due, and whether keys wait for a rate."""
         due, next_ms, parked, begin = self._due_part()
         while begin:
             found, part_ms, parked, begin = self._due_part(begin)
@@ -70,7 +70,7 @@ class Upkeep(Verbs):
         return self._run.part(promotion.promote, promotion.MESSAGES_PER_TRANSACTION, queue)
 
     def unpark(self) -> int | None:
-        """Wake consumers for some keys whose rate allows a message again. Returns when the next key is due."""
+        """Unpark some keys whose rate allows a message again. Returns when the next key is due."""
         return self._run.write(lambda work: promotion.unpark(work, self._run.sightings))
 
     def regain_part(self) -> int:
@@ -80,20 +80,20 @@ class Upkeep(Verbs):
         return self._run.part(release.regain_part, release.MESSAGES_PER_TRANSACTION)
 
     def trim_full_part(self, queue: str) -> int:
-        """Shed some of the oldest in a queue that dead letters or due messages have made too full. Returns how many."""
+        """Shed some of the oldest messages that dead letters or due messages have made too many. Returns how many."""
         return self._run.part(overflow.trim, overflow.MOST_LEAVING, queue)
 
     def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
-        """Drop the expired ones among some ready messages. Returns how many, and where to go on; b"" at the end."""
+        """Drop the expired ones among some ready messages. Returns how many, and where to continue; b"" at the end."""
         return self._run.part(expiry.drop_part, expiry.ROWS_PER_TRANSACTION, queue, cursor)
 
     def clear_dedup_part(self, *, kept_ms: int = publish.KEPT_MS) -> int:
-        """Clear some dedup ids whose window has been over for ``kept_ms`` by this process's clock. Returns how many."""
+        """Clear some dedup ids whose window ended ``kept_ms`` ago, by this process's clock. Returns how many."""
         end_ms = max(0, self._run.now() - kept_ms)
         return self._run.part(publish.clear_ended, publish.ENTRIES_PER_TRANSACTION, end_ms)
 
     def clear_buckets_part(self, cursor: bytes = b"") -> bytes:
-        """Clear the full ones among some token buckets. Returns where to go on; b"" at the end."""
+        """Clear the full ones among some token buckets. Returns where to continue; b"" at the end."""
         begin = cursor or self._run.keys.all_buckets[0]
         return self._run.write(lambda work: key_limits.clear_full(work, begin))
 
@@ -115,14 +115,14 @@ class Upkeep(Verbs):
         return found
 
     def clear_orphan(self, kind: str, name: str, value: bytes) -> bool:
-        """Clear the rows of an orphan, if they have not changed since and their queue or exchange is really gone."""
+        """Clear an orphan's rows, if they have not changed since, and its queue or exchange is really gone."""
         clear = quarantine.clear_queue if kind == "queue" else quarantine.clear_exchange
         return self._run.write(lambda work: clear(work, name, value))
 
     # -- totals and samples --------------------------------------------------------------------------------------------
 
     def flush_totals(self, *, timeout_s: float | None = None) -> None:
-        """Write now what this process has counted so far. After an error, it is still to be written."""
+        """Write now what this process has counted so far. After an error, the counts are kept for the next write."""
         share = self._run.totals.share()
         if not share:
             return
@@ -141,7 +141,7 @@ class Upkeep(Verbs):
         self._run.write(lambda work: samples.write(work, series, sample))
 
     def _queues(self) -> dict[str, QueueSample]:
-        """Also those that are only counted: an undeclared one comes and goes with its messages."""
+        """All queues with counters, also undeclared ones: they come and go with their messages."""
         ever, held = self._inspect.totals(), self._inspect.queues()
         ever.pop(totals.OTHERS, None)  # late settlements
         found = {}
@@ -157,7 +157,7 @@ class Upkeep(Verbs):
         return {name: replace(queue, oldest_ms=ages.get(name)) for name, queue in queues.items()}
 
     def trim_totals(self) -> Iterator[None]:
-        """Forget the totals of queues that are gone, and all but the busiest keys, step by step. For one thread."""
+        """Forget the totals of deleted queues, and of all but the busiest keys, step by step. For one thread."""
         gone = sorted(self._inspect.totals().keys() - self._inspect.queues().keys() - {""})
         for start in range(0, len(gone), QUEUES_PER_FORGET):
             self._forget_totals(gone[start : start + QUEUES_PER_FORGET])

@@ -1,16 +1,16 @@
 """Browse: read messages in their places, page by page or by task.
 
 All reads are at snapshot, except for :mod:`~kombu_fdb.engine.edit`: browsing never conflicts with work. Payloads are
-complete, as a claim would return them; for a message that is unreadable, or whose payload is gone, the record's bytes
-are shown instead.
+complete, as a claim would return them; an unreadable message, or one whose payload is gone, shows the bytes of its
+record instead.
 
 Pages: a queue's messages in parts whose cost does not depend on what else is there. A page begins after a *position*,
-the part of a message's key after the prefix of its queue and state, so the millionth page costs what the first one
-does. Positions are opaque to callers and safe to accept from any client: one that was never given out leads to another
-place of the same queue, or to nothing. A message keeps its position until it moves. A page shows the messages as they
-stood when it was read, the next one as they stand then.
+the part of a message's key after the prefix of its queue and state, so the millionth page costs as much as the first.
+Positions are opaque to callers and safe to accept from any client: an invented one leads to another place of the same
+queue, or to nothing. A message keeps its position until it moves. Each page shows the messages as they are when it is
+read.
 
-A task's messages are found by the index (``messages/message.py``), which costs as many rows as the task has messages,
+A task's messages are found by the index (``messages/message.py``), which reads as many rows as the task has messages,
 whatever else is in the store.
 """
 
@@ -86,7 +86,7 @@ def delayed(work: Work, queue: str, limit: int) -> list[Peeked]:
 
 
 def look(work: Work, queue: str, row: KeyValue) -> Peeked:
-    """A stored row as a person wants to see it."""
+    """A stored row, decoded for people to read."""
     return look_all(work, [(queue, row)])[0]
 
 
@@ -100,7 +100,7 @@ def look_all(work: Work, rows: Sequence[tuple[str, KeyValue]]) -> list[Peeked]:
 
 
 def record_at(keys: Keyspace, row: KeyValue) -> bytes:
-    """The record of a row. If the row is a lease, it must be readable."""
+    """The record of a row. Raises ``FormatError`` for an unreadable lease."""
     return Message.of_lease(row[1]).value if is_lease(keys, row[0]) else row[1]
 
 
@@ -128,7 +128,7 @@ def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
 
 
 def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[State, SessionId]:
-    """The state that a message's key stands for and, if it is leased, the session that holds it."""
+    """The state that a message's key shows and, if it is leased, the session that holds it."""
     if key.startswith(keys.delayed(queue)):
         return "delayed", NO_SESSION
     if not is_lease(keys, key):
@@ -145,7 +145,7 @@ def is_lease(keys: Keyspace, key: bytes) -> bool:
 
 
 def snapshot(work: Work, queue: str, limit: int) -> RoundSnapshot:
-    """What queue-by's ``deref`` shows: the rest of the round being served, and each key's messages after it.
+    """As queue-by's ``deref``: the rest of the round being served, and each key's messages after it.
 
     Up to ``limit`` messages without a key, and as many with one.
     """
@@ -184,7 +184,7 @@ def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[t
 
 
 def is_of(queue: str, lease: bytes) -> bool:
-    """Whether the lease is of a message of the queue."""
+    """Whether the lease is on a message of the queue."""
     return read_or((None,), Message.of_lease, lease)[0] == queue
 
 
@@ -195,13 +195,13 @@ def taken(work: Work, queue: str) -> list[Peeked]:
 
 
 def ranges(keys: Keyspace, queue: str) -> list[Range]:
-    """Where a message of the queue may be, in the direction in which messages move."""
+    """Where a message of the queue may be, in the order in which it moves through these ranges."""
     prefixes = (keys.delayed(queue), keys.ready(queue), keys.keyed(queue))
     return [*map(range_of, prefixes), keys.all_leases]
 
 
 def find_part(work: Work, queue: str, message_id: bytes, whole: Range) -> tuple[KeyValue | None, bytes]:
-    """Look through :data:`MESSAGES_PER_TRANSACTION` rows. Returns the message's row, if found, and where to go on."""
+    """Look through :data:`MESSAGES_PER_TRANSACTION` rows. Returns the message's row or None, and where to continue."""
     begin, end = whole
     rows = work.tr.get_range(begin, end, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
     leases = work.keys.all_leases[0] <= begin < work.keys.all_leases[1]
@@ -217,7 +217,7 @@ def find_part(work: Work, queue: str, message_id: bytes, whole: Range) -> tuple[
 
 
 class DryRun(Transaction):
-    """A transaction that reads what is there, and keeps its writes to itself, to see what a verb would do."""
+    """A transaction that reads the store and keeps its writes to itself, to show what a verb would do."""
 
     def __init__(self, inner: Transaction) -> None:
         self._inner = inner
@@ -259,7 +259,7 @@ class DryRun(Transaction):
         return keys[bisect_left(keys, begin) : bisect_left(keys, end)]
 
     def _seen(self, rows: list[KeyValue], own: Sequence[bytes], *, reverse: bool = False) -> list[KeyValue]:
-        """The rows with this transaction's writes to these keys applied. As many extra rows were read as may go."""
+        """The rows with this transaction's writes to these keys applied. A spare row was read for each of the keys."""
         if not own:
             return rows
         seen = dict(rows) | {key: self._own[key] for key in own}
@@ -275,7 +275,7 @@ class DryRun(Transaction):
         self._own.update(dict.fromkeys(keys))
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
-        """Ignored: the queue's verbs never read again what they cleared as a range."""
+        """Ignored: the verbs never read again what they cleared as a range."""
 
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None: ...
     def byte_max(self, key: bytes, value: bytes) -> None: ...
@@ -295,16 +295,15 @@ class DryRun(Transaction):
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-#: The leases of all queues stand together: how many are looked through for a page of one queue.
+#: The leases of all queues share one range: how many of them are searched for a page of one queue.
 LEASES_PER_PAGE = 1_000
 
 
 def page(work: Work, queue: str, view: View, limit: int) -> Page:
     """Up to ``limit`` messages, at a cost that does not depend on the queue.
 
-    Ready: by fairness key, those without one last, which is not the order of delivery (that is ``peek``); inside
-    a key the most urgent come first, then the oldest. Delayed: by due time. Leased: by session; such a page may hold
-    fewer messages than there are, even none.
+    Ready: by fairness key, those without one last; inside a key, the most urgent first, then the oldest. (``peek`` has
+    the order of delivery.) Delayed: by due time. Leased: by session; such a page may be short, even empty.
     """
     state = view.state
     most = LEASES_PER_PAGE if state == "leased" else limit
@@ -370,7 +369,7 @@ def _list(work: Work, rows: Sequence[Found]) -> list[Listed]:
 
 
 def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Record]:
-    """Each record with the first chunk of its payload, in one round trip; unreadable bytes are shown as a payload."""
+    """Each record with the first chunk of its payload, in one round trip; unreadable bytes become the payload."""
     records = open_records(values)
     firsts = [work.keys.body(each.message_id, 0) for each in records if isinstance(each, Record) and each.chunks]
     chunks = iter(work.tr.get_many(firsts, snapshot=True) if firsts else [])
@@ -391,7 +390,7 @@ def _priority(keys: Keyspace, queue: str, state: State, row: KeyValue) -> int:
             rank = keys.split_delayed(queue, key)[1]
         else:
             rank = split_place(Message.of_lease(value).place if state == "leased" else keys.place(queue, key))[1]
-    except FormatError:  # as it is, for a person to look at
+    except FormatError:  # shown as it is
         return NO_PRIORITY
     return keys.priority(rank)
 
@@ -400,7 +399,7 @@ def _priority(keys: Keyspace, queue: str, state: State, row: KeyValue) -> int:
 
 
 def read_at(work: Work, queue: str, state: State, position: bytes) -> Listed | None:
-    """The message at a position, with its whole payload; None if it has moved, or never was there."""
+    """The message at a position, with its whole payload; None if it has moved, or was never there."""
     key = _key(work.keys, queue, state, position)
     value = work.tr.get(key, snapshot=True)
     if value is None or (state == "leased" and not is_of(queue, value)):
@@ -410,7 +409,7 @@ def read_at(work: Work, queue: str, state: State, position: bytes) -> Listed | N
 
 
 def row_at(work: Work, queue: str, state: State, position: bytes, message_id: bytes) -> KeyValue | None:
-    """The message's row, if it is still at its position; conflicts with a transaction that moves it."""
+    """The message's row, if it is still at its position. Conflicts with a transaction that moves it."""
     key = _key(work.keys, queue, state, position)
     value = work.tr.get(key)
     if value is None or (state == "leased" and not is_of(queue, value)):
@@ -431,15 +430,15 @@ def find_task(work: Work, task_id: str) -> list[Peeked]:
     return look_all(work, where(work, task_id))
 
 
-#: Messages of one task in one transaction. Publishers choose the ids, and may give many messages the same one.
+#: How many messages of one task a transaction reads. Publishers choose the ids, and may reuse one for many messages.
 MOST_OF_TASK = 500
 
 
 def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = False) -> tuple[list[bytes], bytes]:
-    """The keys of the task's messages, in the order in which they got there; for a leased one, its old key.
+    """The keys of the task's messages, in the order of their stamps; for a leased one, its old key.
 
-    Returns up to :data:`MOST_OF_TASK`, from ``after`` on, and where the others begin; b"" if there are none. A row that
-    leads to anything but a message is ignored, as callers may delete what they get here.
+    Returns up to :data:`MOST_OF_TASK`, from ``after`` on, and where to continue; b"" at the end. A row that leads to
+    anything but a message is ignored, as callers may delete what they get here.
     """
     begin, end = range_of(work.keys.task(task_id))
     rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)
@@ -459,7 +458,7 @@ def where(work: Work, task_id: str) -> list[Found]:
 
 def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
     rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
-    held = [(read_or(None, Message.of_lease, row[1]), row) for row in rows]  # one that can't be read is of no task
+    held = [(read_or(None, Message.of_lease, row[1]), row) for row in rows]  # an unreadable one belongs to no task
     return [(lease[0], row) for lease, row in held if lease is not None and lease[1][-STAMP_BYTES:] in stamps]
 
 

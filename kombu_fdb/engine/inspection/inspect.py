@@ -33,13 +33,13 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
 STATES = ("ready", "delayed", "leased", "newer")
-#: How many keys of a queue are looked at for its oldest message: those next in the ring, and as many by name.
+#: How many keys of a queue are searched for its oldest message: those next in the ring, and as many by name.
 OLDEST_OF_KEYS = 100
 #: How many messages of one session are counted one by one.
 MOST_HELD = 1_000
 #: How many keys are looked at in one transaction.
 KEYS_PER_LOOK = 1_000
-#: The ranges that say what keys have: ready, leased, limits.
+#: The ranges that hold the facts about keys: ready, leased, limits.
 OF_KEYS = ("backlog", "flight", "limits")
 
 
@@ -49,13 +49,13 @@ def counts(work: Work, queue: str) -> QueueCounts:
 
 
 def exists(work: Work, queue: str) -> bool:
-    """Whether it is declared, or has had messages since it was last deleted: then it has a bell, or delayed ones."""
+    """Whether it is declared, or has had messages since its last deletion, as its bell or a delayed message shows."""
     found = [work.keys.queue(queue), work.keys.bell(queue), work.keys.waiting(queue)]
     return any(value is not None for value in work.tr.get_many(found, snapshot=True))
 
 
 def consumer_count(work: Work, queue: str) -> int:
-    """How many consumers it has, without the entry of an exclusive queue's connection."""
+    """How many consumers it has. The entry for an exclusive queue's connection does not count."""
     return topology.count_consumers(topology.consumer_tags(work, queue, snapshot=True))
 
 
@@ -89,7 +89,7 @@ def key_page(
 ) -> dict[str, KeyCounts]:
     """:func:`keys_of` in pages: up to ``limit`` keys, by name, behind ``after``; empty at the end.
 
-    ``prefix``: only those that begin with it, and nothing else is read.
+    ``prefix``: reads only those that begin with it.
     """
     ranges = [_beginning(work.keys, tag, queue, prefix) for tag in OF_KEYS]
     if after is not None:
@@ -119,7 +119,7 @@ def _beginning(keys: Keyspace, tag: str, queue: str, prefix: str) -> Range:
 
 
 def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
-    """More facts on these queues, in two round trips. Ask for a few dozen queues per transaction."""
+    """More facts about these queues, in two round trips. Ask for a few dozen queues per transaction."""
     stored = work.tr.get_many(
         [key for queue in queues for key in (work.keys.queue(queue), work.keys.control(queue))], snapshot=True
     )
@@ -141,7 +141,7 @@ def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
 
 
 def _oldest(work: Work, queues: list[str]) -> dict[str, int]:
-    """When the oldest ready message of each queue began to wait, as far as :data:`OLDEST_OF_KEYS` keys show."""
+    """Since when each queue's oldest ready message has waited, judging by :data:`OLDEST_OF_KEYS` keys."""
     heads: list[tuple[str, Range]] = []
     for queue in queues:
         heads += [(queue, range_of(work.keys.items(queue, "", work.keys.rank(rank)))) for rank in range(URGENT + 1)]
@@ -175,7 +175,7 @@ def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
     }
     known = session.beats(work)
     consumed = {session_id: session.consumed_of(beat) for session_id, beat, _ in known}
-    # A session that consumes only Celery's own queues takes no tasks. A worker told to take no more is still a worker.
+    # A session that consumes only Celery's own queues takes no tasks. A worker that stopped consuming is still one.
     idle = {
         each
         for each, names in consumed.items()

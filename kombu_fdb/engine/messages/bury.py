@@ -1,26 +1,25 @@
-"""Bury: what happens to a message that will not be delivered again; it becomes a dead letter, or is gone.
+"""Bury: a message that will not be delivered again becomes a dead letter, or is deleted.
 
 The transaction that takes a message out of its queue moves it to the queue's dead-letter exchange
 (``x-dead-letter-exchange``, ``x-dead-letter-routing-key``). Where none is set, the message goes to ``<queue>.dead``,
-which keeps it for :attr:`Environment.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
-(https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
+which keeps it for :attr:`Environment.dead_ttl_ms`. Its history is that of RabbitMQ's ``x-death``
+(https://www.rabbitmq.com/docs/dlx#effects): one entry per queue and reason, newest first, with a count.
 
-An exchange that does not exist, routes nowhere, or routes to more than :data:`MOST_LETTERS` queues, counts as not set:
-so a wrong name loses no message, and every burial fits into a transaction.
+An exchange that does not exist, routes nowhere, or routes to more than :data:`MOST_LETTERS` queues, counts as not set.
+So a wrong name loses no message, and every burial fits into a transaction.
 
-A message of any size can be dead-lettered to that many queues, whether it is stored or comes from outside: what does
-not fit into the burial's transaction is copied beforehand (``copies.py``). The history is written once per queue, so
-the more queues there are, the fewer of the oldest deaths are remembered.
+A message of any size, stored or from outside, can be dead-lettered to that many queues: what does not fit into the
+burial's transaction is copied in advance (``copies.py``). The history is written once per queue, so the more queues
+there are, the fewer old deaths are remembered.
 
-A message of a newer version is not buried, because its history can't be read: it is kept for a newer process
-(``newer.py``).
+A message of a newer version is not buried, as its history can't be read: it is kept for a newer process (``newer.py``).
 
 If a full disk has no room for the death record of a message that a claim meets, the message *rests*: it is delayed for
-:data:`REST_MS`, and the claim goes on after it. Any other burial is refused, and tried again.
+:data:`REST_MS`, and the claim continues with the next message. Any other burial is refused, and tried again.
 
 Three exceptions keep the set of messages finite. A message that cycles between queues, without being rejected in any of
 them, is dropped before it re-enters one, as in RabbitMQ. A message that expires is dropped unless a dead-letter
-exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
+exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is deleted.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ DEAD_SUFFIX = ".dead"
 #: are limited to this size as JSON, and only so many of the latest deaths keep theirs.
 DETAILS_BYTES = 16_000
 MOST_DETAILED = 4
-#: The limit of a whole history; beyond it the oldest deaths are forgotten.
+#: The limit for a whole history; beyond it the oldest deaths are forgotten.
 HISTORY_BYTES = 80_000
-#: The limit of all letters of one message together, as one transaction writes them.
+#: The limit for all letters of one message together, as one transaction writes them.
 HISTORIES_BYTES = 3_000_000
-#: To how many queues one message can be dead-lettered.
+#: How many queues one message can be dead-lettered to.
 MOST_LETTERS = 1_000
 REST_MS = 60_000
 
@@ -71,7 +70,7 @@ def bury(
     """Move a message, which its caller has taken out of its queue, to where that queue's dead letters go.
 
     ``details`` go into its history, cut to :data:`DETAILS_BYTES`. ``payload``: that of a message from outside, if it
-    may be copied beforehand. Raises ``CopiesMissing``.
+    may be copied in advance. Raises ``CopiesMissing``.
     """
     queue, place, value = message
     if newer.keep(work, queue, value, place):
@@ -101,7 +100,7 @@ def bury(
 
 
 def _rest(work: Work, message: Message[bytes], record: Record) -> None:
-    """Delay the message unchanged, so that it takes no more room than before."""
+    """Delay the message unchanged: that takes no extra room."""
     forget(work, message)
     rank = rank_in(work, message.queue, record.priority)
     put_delayed(work, message.queue, rank, work.now_ms + REST_MS, message.value)
@@ -109,7 +108,7 @@ def _rest(work: Work, message: Message[bytes], record: Record) -> None:
 
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     """Store a letter by its key and priority; ``<queue>.dead`` keeps the order of the deaths."""
-    # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
+    # As in RabbitMQ, the message loses its own time to live at its first death; that of its new queue begins.
     ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms
     if ttl_ms is None and not declared:
         ttl_ms = work.environment.dead_ttl_ms
@@ -121,7 +120,7 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
 
 
 def _route_letter(work: Work, queue: str, published: DeliveryInfo) -> tuple[list[str], DeliveryInfo, bool]:
-    """The queues for its dead letters, their exchange and routing key, and whether the queue's arguments set these."""
+    """The queues for the dead letters, exchange and routing key, and whether the queue's arguments set these."""
     declaration = work.routing.queue(work.tr, queue)
     exchange, routing_key = declaration.dead_letter_exchange, declaration.dead_letter_routing_key
     if exchange is not None:
@@ -136,7 +135,7 @@ def _route_letter(work: Work, queue: str, published: DeliveryInfo) -> tuple[list
 
 
 def _delivery_info(work: Work, queue: str, record: Record, payload: bytes) -> DeliveryInfo:
-    """By which exchange and key the message came to the queue; the queue's name if kombu did not publish it."""
+    """The exchange and key that brought the message to the queue; the queue's name if kombu did not publish it."""
     if record.delivery_info is not None:
         return record.delivery_info
     begin = payload or record.payload or work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b""
@@ -144,7 +143,7 @@ def _delivery_info(work: Work, queue: str, record: Record, payload: bytes) -> De
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
-    """The queues reached; none if the exchange is missing, unreadable or reaches too many: burials must go on."""
+    """The queues reached; none if the exchange is missing, unreadable or reaches too many: a burial must not fail."""
     try:
         queues = work.routing.route(work.tr, exchange, routing_key)
     except (ExchangeNotFound, FormatError):
@@ -153,7 +152,7 @@ def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
 
 
 def _goes_in_circles(deaths: tuple[Death, ...], queue: str, target: str, reason: str) -> bool:
-    """RabbitMQ's rule: a message that comes to a queue again, and was not rejected since it died there, is dropped."""
+    """RabbitMQ's rule: a message that re-enters a queue, and was not rejected since it died there, is dropped."""
     for death_queue, death_reason in [(queue, reason), *((death.queue, death.reason) for death in deaths)]:
         if death_reason == "rejected":
             return False
@@ -190,7 +189,7 @@ def _within(deaths: tuple[Death, ...], most_bytes: int) -> tuple[Death, ...]:
 
 
 def fitted(details: dict[str, Any], most_bytes: int = DETAILS_BYTES) -> dict[str, Any]:
-    """The details cut to this size: the longest is halved, emptied or left out; of a traceback, the end remains."""
+    """The details cut to this size: the longest is halved, emptied or left out; a traceback loses its beginning."""
     details = dict(details)
     while details and len(encode_json(details)) > most_bytes:
         name, value = max(details.items(), key=lambda item: len(encode_json(item[1])))
@@ -207,7 +206,7 @@ def fitted(details: dict[str, Any], most_bytes: int = DETAILS_BYTES) -> dict[str
 def _copies(work: Work, record: Record, targets: Sequence[str], place: bytes, payload: bytes) -> list[Record]:
     """The message once per target. Chunks belong to one message id, so further copies get chunks of their own.
 
-    Raises ``CopiesMissing`` for a message that is too large to be copied here, and may be copied beforehand.
+    Raises ``CopiesMissing`` for a message that is too large to be copied here, but may be copied in advance.
     """
     further = targets[1:]
     if (place or payload) and record.chunks and record.size * len(further) > copies.COPIED_BYTES:

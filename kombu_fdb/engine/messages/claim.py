@@ -2,37 +2,36 @@
 
 A claim chooses messages (:func:`choose_rows`), takes their rows out of the ready ranges (:func:`take_rows`), and leases
 each one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes. It conflicts with a
-claim of the same message, and with a transaction that returns a message between those taken (``parts.py``), but not
+claim of the same message, and with a transaction that returns a message between two of them (``parts.py``), but not
 with a publish. It reads the session's record serializably, so it can't commit once the sweep has ended its session.
 Guarantees: ONE-PLACE (one commit clears the ready key and writes the lease), ONE-OWNER.
 
 A window is bounded in bytes as well (``window.py``), so a claim of large messages takes fewer of them. All their
 payloads are read in one round trip.
 
-Some messages are found and not delivered. An expired one is dropped or dead-lettered; an unreadable record and a
-message whose payload is gone are dead-lettered as malformed (POISON-ENDS). A newer version's message is kept for it
-(``newer.py``). They use up the window, so a claim that returns less than ``limit`` does not mean that the queue is
-empty; ``arm`` says whether it is (``watch.py``).
+A claim does not deliver all messages that it finds. An expired one is dropped or dead-lettered; an unreadable record
+and a message whose payload is gone are dead-lettered as malformed (POISON-ENDS). A newer version's message is kept for
+that version (``newer.py``). All of these use up the window, so a claim that returns fewer than ``limit`` messages may
+leave others in the queue; ``arm`` says whether it does (``watch.py``).
 
-Join: a consumer waits in the wait queue of the consumers of the same queues (``scheduling/wait_queue.py``), and settles
-what it has finished. A join conflicts with what ends the session, with transactions that settle the same leases, and
+Join: a consumer enters the wait queue of the consumers of the same queues (``scheduling/wait_queue.py``), and settles
+what it has finished. A join conflicts with the end of its session, with transactions that settle the same leases, and
 with a change of the queues' limits (``key_limits.py``), but not with other joins or services.
 
 Serve: the first consumer in the wait queue claims for all of them, in one transaction. It claims what a single consumer
 with the sum of their demands would get, and deals the messages out: each one is leased to the next consumer whose
-window is not full, the server first. So the messages of one commit have the order that a single consumer would get
-(FAIR), however many consumers there are.
+window is not full, the server first. So one commit grants messages in the order in which a single consumer would get
+them (FAIR), however many consumers there are.
 
-A queue with a single active consumer has no wait queue, as a service could serve that consumer only. Where it was
-declared with ``x-single-active-consumer`` while consumers stood in its wait queue, each leaves on reaching the front,
-and claims for itself.
+A queue with a single active consumer has no wait queue, as a service could serve that consumer only. If it is declared
+with ``x-single-active-consumer`` while consumers are in its wait queue, each leaves on reaching the front, and claims
+for itself.
 
 A service is bounded in messages and bytes: a demand that does not fit stays in the wait queue. So does a demand that
-gets nothing because there are too few messages; the first such demand is then the first of the wait queue. The server
-opens only the record of a message for another consumer. The consumer that gets the message reads its payload
-(:func:`look`), and rejects it as malformed if that is gone. A service conflicts with transactions that take the same
-messages, and with the end of the server's session, or of a demand or session that it serves; it does not conflict with
-joins.
+gets nothing because there are too few messages; the first such demand then heads the wait queue. For another consumer's
+message, the server reads only the record. The consumer that gets the message reads the payload (:func:`look`), and
+rejects it as malformed if the payload is gone. A service conflicts with transactions that take the same messages, and
+with the end of the server's session, or of a demand or session that it serves; it does not conflict with joins.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from kombu_fdb.store.protocol import KeyValue
 
 #: Rows read at once from the head of a queue, and bytes read in all.
 ROWS_PER_READ = 1_000
-#: How many queues are known as fair; the order of others is read once their marks are.
+#: How many queues are remembered as fair; the fair order of others costs another round trip.
 MOST_FAIR = 10_000
 #: Up to this many queues, all heads are read with the rest, needed or not: it costs no round trip.
 FEW_QUEUES = 4
@@ -67,8 +66,8 @@ HEAD_BYTES = 10_000_000
 def claim(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease] = ()) -> list[Delivery]:
     """Fill the window from the queues in turn; ``acks`` are settled first. Raises ``Outrun`` (see ``Window``).
 
-    All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
-    holds a versionstamped key of the same transaction can't be read.
+    All reads come before the first write: a burial may write to a queue that this claim reads, and a range that holds a
+    versionstamped key of the same transaction can't be read.
     """
     states = _read(work, queues, window, acks)
     rows = choose_rows(work, states, window)
@@ -87,9 +86,9 @@ Rows = list[Row]
 def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease]) -> dict[str, QueueState]:
     """Read the session, the queues, their heads, and the leases to acknowledge in one round trip; settle those leases.
 
-    Raises ``SessionLost``. Conflicts on the session's record and on the queues' controls: no claim commits after a
-    pause, or the first limit of a key, that it has not seen (KEY-LIMIT). It does not conflict on a queue's fair mark,
-    which each publish with a key sets again.
+    Raises ``SessionLost``. Conflicts on the session's record and on the queues' controls: no claim that has missed a
+    pause, or the first limit of a key, can commit (KEY-LIMIT). It does not conflict on a queue's fair mark, which each
+    publish with a key sets again.
     """
     lease_keys, lease_ranges = settle.lease_rows(work, acks)
     keys = state_keys(work, queues)
@@ -100,7 +99,7 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     held, rows = settle.in_runs(lease_keys, values, rows[: len(lease_ranges)]), rows[len(lease_ranges) :]
     states = _states_of(queues, values[len(lease_keys) :], rows[len(rivals) :], known, window)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
-    if any(rows[: len(rivals)]) and not single_active(states):  # else a service would serve none
+    if any(rows[: len(rivals)]) and not single_active(states):  # else a service would serve no consumer
         raise Outrun
     if acks:
         settle.ack(work, acks, held)
@@ -130,7 +129,7 @@ def states_of(queues: Sequence[str], values: Sequence[bytes | None]) -> dict[str
 
 
 def _known_fair(queues: Sequence[str], window: Window) -> frozenset[str]:
-    """The queues whose fair order is read with their heads. Asked once: other threads change what is known."""
+    """The queues whose fair order is read with their heads. Computed once, as other threads change what is known."""
     return frozenset(queue for queue in queues if queue in window.fair_queues)
 
 
@@ -163,9 +162,9 @@ def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
 def _head_ranges(
     work: Work, queues: Sequence[str], known: frozenset[str], window: Window, limit: int
 ) -> list[tuple[bytes, bytes, int]]:
-    """Where the first messages without keys are, and what the fair order of those ``known`` as fair is made of.
+    """Where the first messages without keys are, and the fair order of the queues ``known`` as fair.
 
-    No ranges for many queues, as most heads would not be used.
+    With many queues there are no ranges, as most heads would not be used.
     """
     ranges: list[tuple[bytes, bytes, int]] = []
     for queue in dict.fromkeys(queues) if len(queues) <= FEW_QUEUES else ():
@@ -189,7 +188,7 @@ def choose_rows(work: Work, states: Mapping[str, QueueState], window: Window) ->
 def single_active(states: Mapping[str, QueueState]) -> list[str]:
     """Those of the queues that have a single active consumer."""
     found = []
-    for queue, state in states.items():  # no comprehension: each claim would pay for its call
+    for queue, state in states.items():  # no comprehension: its call would slow down each claim
         if state.control.single_active:
             found.append(queue)
     return found
@@ -234,8 +233,8 @@ def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValu
 def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart: bool = False) -> None:
     """Take the chosen rows out of the ready ranges. The first messages of a queue without keys form a run.
 
-    A run (``parts.py``) ends with its rank: what is published meanwhile stands after the last of its rank, and so
-    outside the run. ``apart``: as in ``Window``.
+    A run (``parts.py``) ends with its rank: concurrent publishes append behind the last message of their rank, outside
+    the run. ``apart``: as in ``Window``.
     """
     runs: list[tuple[str, bytes, list[KeyValue]]] = []
     for queue, row in rows:
@@ -263,7 +262,7 @@ def take(
         place = counted(place)
     try:
         fair_key = split_place(place)[0]
-    except FormatError as error:  # left there, it would be at the head of every claim
+    except FormatError as error:  # left there, it would head every claim
         bury_malformed(work, Message(queue, key, value), error)
         return None
     if isinstance(record, FormatError):
@@ -309,11 +308,10 @@ def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> De
 def join(
     work: Work, demand: Demand, acks: Sequence[Lease] = (), *, queues: Sequence[str] = (), over: Collection[int] = ()
 ) -> None:
-    """Wait for messages in the wait queue of the consumers of the same ``queues``; ``acks`` are settled with it.
+    """Join the wait queue of the consumers of the same ``queues``; ``acks`` are settled in the same transaction.
 
-    ``queues``: if there are many, they are not read. ``over``: the first leases of the session's demands that have
-    ended and will not be looked at any more. Raises ``SessionLost``. A caller that does not know the outcome calls
-    ``Sessions.recover``.
+    ``queues``: if there are many, they are not read. ``over``: the first lease numbers of the session's ended demands,
+    whose rows are cleared. Raises ``SessionLost``. A caller that does not know the outcome calls ``Sessions.recover``.
     """
     keys, ranges = settle.lease_rows(work, acks)
     few = queues if acks and len(queues) <= FEW_QUEUES else ()
@@ -327,14 +325,14 @@ def join(
 # -- serve -------------------------------------------------------------------------------------------------------------
 
 
-#: The limit of one service.
+#: The limit for one service.
 MOST_MESSAGES = 512
 
 
 class Served(NamedTuple):
     """What the server got, and how many other demands got messages. ``ended``: the server's own demand had ended.
 
-    ``single``: the queues that have a single active consumer; where there is one, none was served.
+    ``single``: the queues that have a single active consumer; if there are any, no demand was served.
     """
 
     deliveries: list[Delivery]
@@ -348,9 +346,9 @@ Collected = tuple[list[Delivery], list[tuple[Lease, FormatError]]]
 
 
 def serve(work: Work, queues: Sequence[str], mine: Demand, seen: wait_queue.Waiting, window: Window) -> Served:
-    """Claim for those that were ``seen`` in the wait queue and still wait, ``mine`` among them.
+    """Claim for the demands that were ``seen`` in the wait queue and still wait, ``mine`` among them.
 
-    ``window``: at most this much for all of them. Raises ``SessionLost`` if the server's session was fenced.
+    ``window``: at most this much for all of them together. Raises ``SessionLost`` if the server's session was fenced.
     """
     states, waiting = _read_line(work, queues, mine, seen, window)
     if single := single_active(states):
@@ -373,7 +371,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, seen: wait_queue.Wait
 
 
 def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> dict[str, int]:
-    """The consumer timeouts of these messages' queues only: those of all queues might not fit into a value."""
+    """The consumer timeouts, of these messages' queues only: all queues' timeouts might not fit into a value."""
     timeouts = {each.queue: states[each.queue].control.consumer_timeout_ms for each in found}
     return {queue: ms for queue, ms in timeouts.items() if ms}
 
@@ -381,7 +379,7 @@ def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> di
 def _read_line(
     work: Work, queues: Sequence[str], mine: Demand, seen: wait_queue.Waiting, window: Window
 ) -> tuple[dict[str, QueueState], wait_queue.Waiting]:
-    """Read the queues, the demands and their sessions in one round trip. Returns the queues, and those that wait."""
+    """Read queues, demands and sessions in one round trip. Returns the queues, and the demands that wait."""
     demands = [work.keys.demand(demand.session, demand.first) for demand in seen.values()]
     sessions = [work.keys.session(demand.session) for demand in seen.values()]
     known = _known_fair(queues, window)
@@ -399,7 +397,7 @@ def _read_line(
 
 
 def _shares(mine: Demand, waiting: Collection[Demand], window: Window) -> dict[Demand, Window]:
-    """The windows of those that are served, the server's first; none if it no longer waits."""
+    """The windows of the demands that are served, the server's first; none if it no longer waits."""
     shares: dict[Demand, Window] = {}
     left = window.limit
     for demand in [mine, *(each for each in waiting if each != mine)] if mine in waiting else []:
@@ -426,7 +424,7 @@ def _in_turn(windows: Mapping[Demand, Window]) -> Iterator[Demand]:
 def _take_all(
     work: Work, states: dict[str, QueueState], windows: Mapping[Demand, Window], dealt: Sequence[tuple[Demand, Row]]
 ) -> list[tuple[Demand, Delivery | None]]:
-    """Read all payloads before taking the first (see :func:`claim`): those of the server, in one round trip."""
+    """Read the server's payloads, in one round trip, and then take all messages (see :func:`claim`)."""
     server = next(iter(windows))
     own = iter(read_all(work, [value for demand, (_, (_, value)) in dealt if demand == server]))
     others = iter(open_records(value for demand, (_, (_, value)) in dealt if demand != server))
@@ -439,7 +437,7 @@ def _take_all(
 
 
 def look(work: Work, demand: Demand, *, fired: bool) -> tuple[wait_queue.Standing, Collected]:
-    """How the demand stands, and what it was granted. ``fired``: a grant is likely, so look for it first."""
+    """The demand's state, and what it was granted. ``fired``: a grant is likely, so look for it first."""
     if fired and (collected := _collect(work, demand)) is not None:
         return wait_queue.STANDS_GRANTED, collected
     standing = wait_queue.look(work, demand)
@@ -447,7 +445,7 @@ def look(work: Work, demand: Demand, *, fired: bool) -> tuple[wait_queue.Standin
 
 
 def _collect(work: Work, demand: Demand) -> Collected | None:
-    """What was granted, or None. A lease that can't be read is left for the sweep, which keeps it for a person."""
+    """What was granted, or None. A lease that can't be read is left for the sweep, which dead-letters it."""
     keys, last = work.keys, demand.first + session.LEASES_PER_CLAIM
     own = keys.demand(demand.session, demand.first)
     block = keys.lease(demand.session, demand.first), keys.lease(demand.session, last)

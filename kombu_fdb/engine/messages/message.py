@@ -1,30 +1,30 @@
-"""The stored message: taken out of its queue, stored, leased, read, deleted, found by its task. All verbs do so here.
+"""The stored message: every verb takes it out, stores, leases, reads, deletes or finds it by the functions here.
 
-Only a change of limits rewrites leases by itself, to count them (``scheduling/limit_changes.py``).
+Only a change of limits rewrites leases elsewhere, to count them (``scheduling/limit_changes.py``).
 
 Model. A message is one *row*, which holds its record, and *chunks* if its payload is too large for that. The row is
-ready, among the messages of its key or among those without a key, or it is delayed; or its record stands in a lease. A
-verb that moves a message takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and adds
-the changed counts to the transaction's effects (COUNTS).
+ready, among the messages of its key or among those without a key, or it is delayed; or a lease holds its record. A verb
+that moves a message takes its row out and stores the record elsewhere in the same transaction (ONE-PLACE), and adds the
+changed counts to the transaction's effects (COUNTS).
 
 * nowhere -> ready, delayed: :func:`put_ready`, :func:`put_delayed`, with a new stamp and a row in the index by task.
 * ready, delayed -> out: :func:`take_out`. It conflicts only with a transaction that takes the same message.
 * out -> leased: :func:`put_leased`; leased -> out: the lease is cleared, and :func:`end_lease` counts it.
 * out -> ready at its old place: :func:`put_in_place`. Stamp and index stay.
-* out -> gone: :func:`delete` clears what the message has besides its row.
+* out -> gone: :func:`delete` clears the message's other rows.
 * out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above; :func:`with_payload` replaces its
   payload.
 
-A record that can't be read is moved like any other: what a move needs is patched in its bytes, or found in its place.
-Where it must be read, the caller gets a ``FormatError``, or :meth:`.Record.unreadable` stands in for it.
+A record that can't be read is moved like any other: what a move needs is patched in its bytes, or read from its place.
+Where the record must be read, the caller gets a ``FormatError``, or the substitute :meth:`.Record.unreadable`.
 
 The index by task finds a task's messages wherever they wait. A message's place ends in its stamp, and a row ``("task",
 task_id, stamp)`` holds the part of the place before the stamp. The row is written wherever a message gets a stamp
 (publish, promote, release with a delay, burial, replay). It is cleared wherever the stamp ends (the same verbs, and
 ack, deletion, purge, expiry), in the same transaction. A claim, and the return to the old place, leave stamp and row
-alone, and so pay nothing for the index. A row whose place is empty belongs to a leased message, or to one that is kept
-for a newer version. A task may have several messages at a time: one per queue it was routed to, and the next attempt
-beside the one that publishes it. A message without a task id has no row and pays nothing.
+alone, so they pay nothing for the index. A row whose place is empty belongs to a leased message, or to one that is kept
+for a newer version. A task may have several messages at a time: one per queue it was routed to, and another while an
+attempt publishes the next one. A message without a task id has no row and pays nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from kombu_fdb.store.protocol import KeyValue
 def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
     """Take these rows, ready or delayed, out of the queue.
 
-    A key that has no message left gives up its turn. That takes a read, so all rows are taken out before anything is
-    stored.
+    A key that has no message left gives up its turn. Checking that takes a read, so take out all rows before storing
+    anything.
     """
     for row in rows:
         take_run(work, queue, [row])
@@ -75,7 +75,7 @@ def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
 
 
 def end_lease(work: Work, queue: str, *places: Place) -> None:
-    """Count the end of these messages' leases, which the caller has cleared."""
+    """Count the ends of these messages' leases, which the caller has cleared."""
     work.effects.change(queue, "leased", -len(places))
     for place in places:
         if place.startswith(TEXT_CODE):  # ``has_key`` inlined: a call for each message would cost more
@@ -88,7 +88,7 @@ def forget(work: Work, message: Message[bytes]) -> None:
 
 
 def delete(work: Work, message: Message[bytes]) -> None:
-    """Delete what a message has besides its row; one that can't be read has nothing."""
+    """Delete the other rows of a message; one that can't be read has none."""
     try:
         message_id, chunks, task_id = Record.traces_of(message.value)
     except FormatError:
@@ -109,12 +109,12 @@ def delete_rest(work: Work, record: Record, place: bytes) -> None:
 
 
 def rank_in(work: Work, queue: str, priority: int) -> Rank:
-    """The rank at which a message of this priority stands in the queue, capped by its ``x-max-priority``."""
+    """The rank of a message of this priority in the queue, capped by its ``x-max-priority``."""
     return work.keys.rank(min(priority, work.routing.queue(work.tr, queue).max_priority))
 
 
 def put_ready(work: Work, queue: str, key: str, rank: Rank, message: Record | bytes) -> None:
-    """Put a message at the end of its key's messages of this rank; ``key`` "": of those without one.
+    """Put a message behind its key's messages of this rank; ``key`` "": behind those without a key.
 
     ``message``: a record, or the bytes of a record that stays unchanged.
     """
@@ -124,7 +124,7 @@ def put_ready(work: Work, queue: str, key: str, rank: Rank, message: Record | by
 
 
 def put_delayed(work: Work, queue: str, rank: Rank, due_ms: int, message: Record | bytes) -> None:
-    """Store a message outside the ready range until it is due; its key stands in its record. Guarantee: NOT-EARLY."""
+    """Store a message outside the ready range until it is due; its key is in its record. Guarantee: NOT-EARLY."""
     _put(work, work.keys.delayed_prefix(queue, due_ms, rank), message)
     work.tr.set(work.keys.waiting(queue), b"")
     work.effects.delayed(queue)
@@ -154,12 +154,12 @@ def with_payload(work: Work, record: Record, payload: bytes) -> Record:
 
 
 def from_outside(work: Work, queue: str, record: Record) -> Message[bytes]:
-    """A message as if it had been taken out of ``queue``; only its chunks are stored."""
+    """A message from outside, as if it had been taken out of ``queue``. Only its chunks are stored."""
     return Message(queue, b"", _write_chunks(work, record).encode())
 
 
 def _write_chunks(work: Work, record: Record) -> Record:
-    """Write the record's payload as chunks if it is too large to stand inline. Returns the record to store."""
+    """Write the record's payload as chunks if it is too large to be inline. Returns the record to store."""
     if len(record.payload) <= INLINE_BYTES:
         return record
     chunks = chunks_of(record.payload)
@@ -191,9 +191,9 @@ def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
 
 
 def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
-    """Each record with its whole payload, or the error why it can't be read. All chunks come in one round trip.
+    """Each record with its whole payload, or the error that explains why it can't be read. Chunks take one round trip.
 
-    A snapshot read suffices: no chunk is written while the row exists, and each transaction that takes the row
+    A snapshot read suffices: chunks do not change while the row exists, and each transaction that takes the row
     conflicts on it.
     """
     records = open_records(values)
@@ -209,13 +209,13 @@ def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
 
 
 def open_records(values: Iterable[bytes]) -> list[Record | FormatError]:
-    """The records, for a caller that moves them and needs no payload that stands in chunks."""
+    """The records, for a caller that moves them and does not need payloads in chunks."""
     found: list[Record | FormatError] = []
     for value in values:
         try:
             found.append(Record.decode(value))
         except FormatError as error:
-            found.append(error.with_traceback(None))  # its frames would keep the list alive
+            found.append(error.with_traceback(None))  # its frames would keep this list alive
     return found
 
 

@@ -1,11 +1,11 @@
 """Move: messages from one queue to the end of another, as they are.
 
 A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority, due
-time, end of life, redeliveries and history of deaths, and stays after the messages of its key and priority that were
-before it. A priority above the target's ``x-max-priority`` counts as that maximum there, and in full where a queue
-allows more. In its new queue it counts as published through the default exchange, so that a consumer that publishes it
-again does not send it to the old queue. The capacity of a key is not checked. A queue that grows over its maximum is
-trimmed by its own rule: callers check first.
+time, expiry, redeliveries and history of deaths, and the messages of one key and priority keep their order. A priority
+above the target's ``x-max-priority`` counts as that maximum there, but in full in a later queue that allows it. In its
+new queue it counts as published through the default exchange: a consumer that publishes it again does not send it to
+the old queue. The capacity of a key is not checked. A target that grows beyond its maximum is trimmed by its own rule,
+so callers check that first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kombu_fdb.model import NO_PRIORITY, DeliveryInfo, Rank
 from kombu_fdb.store.protocol import KeyValue
 
 MESSAGES_PER_TRANSACTION = 200
-#: Bytes of the records; what else a message adds to a transaction is small.
+#: The bytes of all records; what else a message adds to a transaction is small.
 MOST_BYTES = 2_000_000
 
 
@@ -39,9 +39,9 @@ def move(work: Work, source: str, target: str, limit: int, *, key: str | None = 
 def move_some(
     work: Work, limit: int, which: tuple[str, str | None], target: str, by: tuple[bytes, bytes]
 ) -> tuple[int, bytes]:
-    """Move up to ``limit`` messages. Returns how many, and where to go on; b"" at the end.
+    """Move up to ``limit`` messages. Returns how many, and where to continue; b"" at the end.
 
-    ``which``: the queue, and a key or None. ``by``: a mark, and a cursor to start from. Messages that came after the
+    ``which``: the queue, and a key or None. ``by``: a mark, and a cursor to start from. Messages that arrived after the
     mark stay.
     """
     (source, key), (last, cursor) = which, by
@@ -69,7 +69,7 @@ def move_some(
 def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: list[KeyValue]) -> None:
     _take(work, source, ready + delayed)
     was_dead = source.endswith(DEAD_SUFFIX)
-    stays_dead = was_dead and target.endswith(DEAD_SUFFIX)  # there it stands without its key and priority
+    stays_dead = was_dead and target.endswith(DEAD_SUFFIX)  # there a letter waits without its key and priority
     for name, value in ready:
         key, rank = split_place(work.keys.place(source, name))
         moved = _by_name(target, value)
@@ -96,7 +96,7 @@ def _by_name(target: str, value: bytes) -> Record | bytes:
 
 
 def _ranked(work: Work, target: str, rank: Rank, moved: Record | bytes) -> tuple[Rank, Record | bytes]:
-    """Where it stands in its new queue, and the message: by its priority as far as the queue allows."""
+    """The message's rank in its new queue, capped by the queue's maximum priority, and the message."""
     priority = (moved.priority if isinstance(moved, Record) else NO_PRIORITY) or work.keys.priority(rank)
     allowed = rank_in(work, target, priority)
     if not isinstance(moved, Record):
@@ -117,11 +117,11 @@ def _rows(work: Work, source: str, limit: int, key: str | None) -> tuple[list[Ke
 
 
 def _is_readable(keys: Keyspace, key: bytes) -> bool:
-    """Whether the place can be read; a message at an unreadable one stays there."""
+    """Whether the place can be read; a message at an unreadable place stays there."""
     return read_or(None, keys.queue_of, key) is not None
 
 
 def _light(rows: list[KeyValue]) -> list[KeyValue]:
-    """As many rows as one transaction holds, and at least one: a dead letter's history may be long."""
+    """As many rows as fit into one transaction, and at least one: a dead letter's history may be long."""
     sizes = accumulate(len(value) for _, value in rows)
     return [row for number, (row, size) in enumerate(zip(rows, sizes, strict=True)) if not number or size <= MOST_BYTES]

@@ -5,19 +5,19 @@ properties as they are stored. With both, the queue is full when either says so.
 
 ``x-overflow`` decides what gives way:
 
-* ``drop-head`` (the default): the oldest of the least urgent messages of the key with the most ready messages, which is
-  dead-lettered as ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those
-  of one more key, so a queue without keys loses the oldest of its least urgent messages. :data:`MOST_KEYS` keys are
-  compared; among these, no key gives way while another has more messages;
+* ``drop-head`` (the default): the oldest of the least urgent messages of the key with the most ready messages. It is
+  dead-lettered as ``maxlen`` if the queue has a dead-letter exchange, else deleted. Messages without a key count as one
+  more key, so a queue without keys loses the oldest of its least urgent messages. :data:`MOST_KEYS` keys are compared;
+  among these, no key gives way while another has more messages;
 * ``reject-publish``: the publish, which fails with ``CapacityExceeded``; nothing is stored;
-* ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead. Of the messages of one
-  transaction, those that fit are stored, in their order.
+* ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead. A transaction stores those of
+  its messages that fit, in their order.
 
 Model of ``drop-head``. A publish to a full queue stores its messages, without a conflict, and *then* lets the oldest
-give way, in a transaction of its own (:func:`shed`). Concurrent publishers want the same oldest messages; one of them
-removes the whole excess, and the others find that it is done. After :data:`ATTEMPTS` lost races the publisher gives up:
-the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a publish never fails, and never
-waits, for the head of a queue, however large that is. A queue exceeds its maximum by at most as many messages as were
+give way, in a transaction of its own (:func:`shed`). Concurrent publishers compete for the same oldest messages; one of
+them removes the whole excess, and the others find that it is done. After :data:`ATTEMPTS` lost races the publisher
+gives up: the next publish, or a duty of a consumer process (:func:`trim`), does it instead. So the head of a queue,
+however large, never makes a publish fail or wait. A queue exceeds its maximum by at most as many messages as were
 published at the same time, or by a process that died in between.
 
 The counter is read at snapshot, so with ``reject-publish``, too, concurrent publishers may together exceed it by what
@@ -43,10 +43,10 @@ from kombu_fdb.store.protocol import KeyValue
 
 #: The values of ``x-overflow``.
 MODES = DROP_HEAD, REJECT, REJECT_DLX = ("drop-head", "reject-publish", "reject-publish-dlx")
-#: How many messages give way in one transaction, besides one for each that comes.
+#: How many messages give way in one transaction, in addition to one for each new message.
 MOST_LEAVING = 100
 #: How many keys' backlogs are compared, in their order from the key of the newest message on, so that the tenant that
-#: fills a queue is among them; and for how many of these, largest first, messages are read together.
+#: fills a queue is among them; and how many of these, largest first, have their messages read together.
 MOST_KEYS = 1_000
 CANDIDATES = 16
 #: How often a publisher tries to shed the oldest.
@@ -61,7 +61,7 @@ class Load(NamedTuple):
     key: str = ""
 
     def grown(self, size: int, key: str = "") -> Load:
-        """The load with one more message, of ``size`` bytes."""
+        """The load plus a message of ``size`` bytes."""
         return Load(self.messages + 1, self.size + size, key)
 
 
@@ -93,7 +93,7 @@ def judge(work: Work, coming: Mapping[str, Load]) -> tuple[dict[str, Load], Mapp
 
 
 def fits(work: Work, queue: str, refusing: dict[str, Load], size: int) -> bool:
-    """Whether one message of ``size`` bytes fits into the queue, where it then is before the next one."""
+    """Whether one more message of ``size`` bytes fits into the queue. If so, it counts when the next one is judged."""
     grown = refusing[queue].grown(size)
     if _excess(work, queue, grown, NOTHING) != NOTHING:
         return False
@@ -102,12 +102,12 @@ def fits(work: Work, queue: str, refusing: dict[str, Load], size: int) -> bool:
 
 
 def shed(work: Work, queue: str, own: Load) -> int:
-    """Let the oldest give way to ``own``, the messages a publisher has stored, which do not give way to each other."""
+    """Let the oldest give way to ``own``, the publisher's new messages, which do not give way to each other."""
     return _trim(work, queue, own, own.messages + MOST_LEAVING)
 
 
 def trim(work: Work, limit: int, queue: str) -> int:
-    """Let the oldest of a queue over its ``drop-head`` maximum give way, a part at a time. Returns how many did."""
+    """Let the oldest messages give way in a queue over its ``drop-head`` maximum, in parts. Returns how many did."""
     return _trim(work, queue, Load(), limit)
 
 
@@ -130,7 +130,7 @@ def _ready(work: Work, queues: Collection[str]) -> list[Load]:
 
 
 def _excess(work: Work, queue: str, ready: Load, new: Load, least: Load = NOTHING) -> Load:
-    """By how much the queue will be over its maximum. ``least``: what may stay whatever the limit."""
+    """By how much the queue will exceed its maximum. ``least``: what may stay whatever the limit."""
     most = work.routing.queue(work.tr, queue).max_load
     messages, size = (_over(*each) for each in zip(ready[:2], new[:2], most, least[:2], strict=True))
     return Load(messages, size)
@@ -181,10 +181,10 @@ def _from_largest(work: Work, queue: str, ready: int, came: str, part: int) -> I
 
 
 def _backlogs(work: Work, queue: str, ready: int, came: str, leaving: int) -> dict[str, int]:
-    """The keys that are compared, from ``came`` on in their order, with their ready messages; at snapshot.
+    """The numbers of ready messages of the keys that are compared, in their order from ``came`` on; at snapshot.
 
-    If there are more keys than are compared, messages without a key are counted only until they remain the most
-    numerous even after ``leaving`` of them have left.
+    If there are more keys than that, the count of messages without a key stops once ``leaving`` of them could leave and
+    they would still be the most numerous.
     """
     begin, end = work.keys.backlogs(queue)
     own = work.keys.backlog(queue, came) if came else begin
@@ -202,7 +202,7 @@ def _backlogs(work: Work, queue: str, ready: int, came: str, leaving: int) -> di
 
 
 def _in_turn(work: Work, queue: str, backlogs: Mapping[str, int], part: int) -> Iterator[KeyValue]:
-    """The messages of these keys, those of the largest key first."""
+    """The messages of these keys, always the next one of the key that has the most left."""
     # For each key: minus its backlog, the stamp and the row of its head; "" and None before its head is read.
     heap: list[tuple[int, bytes, str, KeyValue | None]] = [(-each, b"", key, None) for key, each in backlogs.items()]
     heapify(heap)

@@ -1,50 +1,49 @@
-"""Publish: store messages in each queue they reach, all or none; and once, also after a publish of unknown outcome.
+"""Publish: store messages in each queue they reach, all or none; and only once, even after an unknown outcome.
 
 A publish routes each message and stores a copy in each queue it reaches. To the default exchange it reads nothing and
-never conflicts: the position is the versionstamp of the commit, so queue order is commit order. (To read the last index
-and add a random suffix would cost a read and lose the order.) A named exchange costs one snapshot read, of its epoch;
-see ``routing/tables.py``.
+never conflicts: the position is the versionstamp of the commit, so queue order is commit order. (Reading the last index
+and adding a random suffix would cost a read and lose the order.) A named exchange costs one snapshot read, of its
+epoch; see ``routing/tables.py``.
 
-Dedup: one message, however often it is published within a window. Guarantee: ONCE-PUBLISHED.
+Dedup: a message is stored once, however often it is published within a window. Guarantee: ONCE-PUBLISHED.
 
 A publication with a ``dedup_id`` reads ``("dedup", exchange, routing_key, dedup_id)``, serializably: of two concurrent
-publishers, one must run again, and then sees the other's entry. An entry whose window is not over makes the publication
-a duplicate: nothing is stored, and its publisher gets the same answer as the first one. So a publisher that does not
-know whether its commit happened may simply publish again, and two schedulers may publish the same tick. A publication
-that reaches no queue leaves no entry.
+publishers, one runs again, and then sees the other's entry. An entry with an open window makes the publication a
+duplicate: nothing is stored, and its publisher gets the same answer as the first one. So a publisher that does not know
+whether its commit succeeded may simply publish again, and two schedulers may publish the same tick. A publication that
+reaches no queue leaves no entry.
 
 The window counts from the first publication. It begins by the wall clock of the first publisher and ends by that of the
-later one, so it is longer or shorter by the difference between the two. A duplicate does not extend it, and the end of
-the message (acked, cancelled, dead) does not end it, as with SQS
+later one, so their difference lengthens or shortens it. A duplicate does not extend it, and it outlives the message
+(acked, cancelled, dead), as with SQS
 (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html).
 
 A publication may have two ids. Its ``once_id`` distinguishes it from all others: an outbox publishes a row again if it
-does not know whether it did before. Its ``dedup_id`` marks publications that their caller means to be one. A message is
-new only if both ids are. If its ``once_id`` shows that it comes again, its ``dedup_id`` is left alone: that window
+does not know whether it has done so. Its ``dedup_id`` marks publications that their caller considers the same. A
+message is new only if both ids are. If its ``once_id`` shows a repetition, its ``dedup_id`` is left alone: that window
 counts from the first time.
 
-An id counts for one exchange and routing key. The duties of consumers clear the entries. Their clocks decide nothing as
+An id counts for one exchange and routing key. The duties of consumers clear the entries. Their clocks do not matter as
 long as they are less than :data:`KEPT_MS` ahead of the publishers'.
 
 A block: what one thread or greenlet publishes in it, through one engine, is checked and only *gathered*. When the block
-ends, the engine stores all of it, in one transaction with the caller's verb; if it ends by an exception, nothing. A
-block inside a block gathers for itself.
+ends, the engine stores all of it in one transaction with the caller's verb, or nothing after an exception. A nested
+block gathers its own messages.
 
-Publishing again what may be stored already, as Celery and kombu do by default after a lost connection. A publish whose
-outcome is unknown (``store/retry.py``) leaves its messages here, each with the doubt about their transaction. When the
-same message is published again in this process, the doubt is settled first. A message that has been stored counts as
-published by the earlier call; one that has not is stored now, after the earlier transaction was fenced, so that it
-never commits. So the message is stored once, whichever thread repeats it, and nothing is written for that as long as no
-commit is in doubt.
+Publishing again: Celery and kombu, by default, repeat a publish after a lost connection, although it may be stored. A
+publish whose outcome is unknown (``store/retry.py``) leaves its messages here, each with the doubt about its
+transaction. When the same message is published again in this process, the doubt is settled first. A message that has
+been stored counts as published by the earlier call. One that has not is stored now; the earlier transaction is fenced
+first, so that it never commits. So the message is stored once, whichever thread repeats it. As long as no commit is in
+doubt, that writes nothing.
 
 Two messages are the same if they have the same exchange, routing key, payload (which contains the task's id), key,
 priority and times; the moments computed from these times may differ. Each doubtful message accounts for one repetition:
-if two equal messages are in doubt, each is settled by one call. It does not matter in which batch a message comes
-again.
+if two equal messages are in doubt, each call settles one of them. A message may be repeated in any batch.
 
-Bounds: a doubt is forgotten after :data:`~kombu_fdb.store.retry.LONGEST_DOUBT_S`, and beyond :data:`MOST_MESSAGES`
-messages the oldest are; publishing such a message again may store it twice, as publishing it again in another process
-may.
+Bounds: a doubt is forgotten after :data:`~kombu_fdb.store.retry.LONGEST_DOUBT_S`, and so are the oldest beyond
+:data:`MOST_MESSAGES` messages. Publishing such a message again may store it twice, and so may publishing it again in
+another process.
 """
 
 from __future__ import annotations
@@ -84,21 +83,21 @@ from kombu_fdb.store.retry import Doubt
 BATCH_BYTES = 4_000_000
 #: A stamp's user version has 2 bytes; far fewer keep a transaction short.
 BATCH_MESSAGES = 2_000
-#: Copies of messages in one transaction; the user version of a stamp has 2 bytes.
+#: How many copies of messages one transaction may have.
 MOST_STAMPED = 65_000
 
 
-#: The queues each message reached, and the queues in which the oldest must give way, with the load that came.
+#: The queues each message reached, and the queues in which the oldest must give way, with their new loads.
 Reached = tuple[list[list[str]], Mapping[str, overflow.Load]]
 
 
 def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Reached:
-    """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
+    """Store all publications in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` for too many copies.
 
-    It writes nothing before it knows that it does not raise these: a caller's own transaction may go on without them.
-    ``beforehand``: a refused message that is too large for several queues may be copied beforehand; then
+    It raises these before it writes anything: a caller's own transaction may continue without the messages.
+    ``beforehand``: a refused message that is too large for several queues may be copied in advance; then
     ``CopiesMissing`` is raised. Each publication in chunks needs an id, by which a retry finds the chunks that were
-    copied before. Pass the same publications in each retry, and the same moment.
+    copied. Pass the same publications, and the same time, in each retry.
     """
     now_ms = work.now_ms
     reached, declared = route(work, publications)
@@ -112,7 +111,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     for queue in declared.values():
         fills = fills or not queue.empties_itself
         has_maximum = has_maximum or queue.max_load != overflow.NO_LIMIT
-    if fills:  # the disk, unless all of them empty themselves
+    if fills:  # the disk, unless all queues empty themselves
         work.tr.fill()
     # Queues without a maximum need no load.
     refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else ({}, {})
@@ -141,7 +140,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
         for name, one in stored:
             work.effects.note(name, "published", one.key)
             _store(work, declared[name], one)
-        for name, one in refused:  # its dead letter comes behind its other copies, as in RabbitMQ
+        for name, one in refused:  # as in RabbitMQ, its dead letter follows its other copies
             work.effects.note(name, "published", one.key)
             bury(work, dead_of(work, name, one), "maxlen", payload=one.payload if beforehand else b"")
     return reached, overfull
@@ -150,8 +149,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
 def route(work: Work, publications: Sequence[Publication]) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
     """The queues that each publication reaches, and their declarations.
 
-    The default exchange leads to the queue that the routing key names, so nothing is read as long as its declaration is
-    cached.
+    The default exchange leads to the queue that the routing key names. Nothing is read while its declaration is cached.
     """
     now, known = work.routing.clock.monotonic(), work.routing.declarations
     reached: list[list[str]] = []
@@ -178,7 +176,7 @@ def _judge(
     fresh: Sequence[Publication | None],
     reached: Sequence[Sequence[str]],
 ) -> tuple[dict[str, overflow.Load], Mapping[str, overflow.Load]]:
-    """Decide on what is ready now for full queues; see :func:`.overflow.judge`."""
+    """Decide about the messages that are ready now; see :func:`.overflow.judge`."""
     coming: dict[str, overflow.Load] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is not None and publication.due_ms <= work.now_ms:
@@ -257,16 +255,16 @@ def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
 
 ENTRIES_PER_TRANSACTION = 500
 END_BYTES = 8
-#: How much longer than its window an entry is kept.
+#: How long an entry is kept beyond its window.
 KEPT_MS = 15 * 60 * 1000
 
 
 def without_duplicates(
     work: Work, publications: Sequence[Publication], reached: Sequence[Sequence[str]]
 ) -> tuple[Sequence[Publication | None], Mapping[bytes, bytes]]:
-    """The publications in order; None for one that is in the store already, or came earlier in this list.
+    """The publications in order; None for one that is stored already, or is earlier in this list.
 
-    With the entries that are to be set for the others. ``reached``: the queues of each.
+    Also returns the entries to set for the others. ``reached``: the queues of each.
     """
     entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
     seen = {
@@ -301,9 +299,9 @@ def _ids(publication: Publication) -> list[tuple[str, int]]:
 
 
 def clear_ended(work: Work, limit: int, end_ms: int) -> int:
-    """Clear up to ``limit`` entries whose window was over at ``end_ms``. Returns how many rows it looked at.
+    """Clear up to ``limit`` entries whose window had ended at ``end_ms``. Returns how many rows it read.
 
-    An id that was published again since has an entry with a later end, which stays.
+    An id that has been published again has an entry with a later end, which stays.
     """
     rows = work.tr.get_range(*work.keys.dedup_ended(end_ms), limit=limit, snapshot=True)
     entries = [entry for entry, _ in readable(rows, work.keys.dedup_of)]
@@ -336,7 +334,7 @@ def decode_end(value: bytes) -> int:
 
 T = TypeVar("T")
 
-#: What a message takes in a transaction beside its payload: keys, record head, conflict ranges.
+#: The room a message needs in a transaction besides its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
 
 #: The engine whose block this thread is in, and what it has published there.
@@ -344,7 +342,7 @@ _current: ContextVar[tuple[object, list[Publication]] | None] = ContextVar("komb
 
 
 def weight(publication: Publication) -> tuple[int, int]:
-    """What a publication counts for in a transaction: messages and bytes."""
+    """What a publication adds to a transaction: messages and bytes."""
     return 1, len(publication.payload) + OVERHEAD_BYTES
 
 
@@ -377,18 +375,18 @@ Doubted = tuple[Doubt[Reached], int]
 
 @dataclass(slots=True)
 class Burial:
-    """A message from outside that is to be buried once, however often that is tried (``Publisher.bury_copy``).
+    """A message from outside, to be buried once, however many attempts it takes (``Publisher.bury_copy``).
 
-    It is made before the first attempt, and passed to each. If the outcome of an attempt is unknown, the next one finds
-    it out, or fences it. If the doubt is too old for that, the message is buried again under another id: two dead
-    letters are better than none, and they share no chunks.
+    It is made before the first attempt, and passed to each. If the outcome of an attempt is unknown, the next attempt
+    determines it, or fences it. If the doubt is too old for that, the message is buried again under another id: two
+    dead letters are better than none, and they share no chunks.
     """
 
     publication: Publication
     doubt: Doubt[None] = field(default_factory=Doubt)
 
     def begin(self, clock: Clock, ids: IdSource) -> bool:
-        """Begin another attempt. False: an earlier one has buried the message."""
+        """Begin another attempt. False if an earlier one has buried the message."""
         is_lost = self.doubt.is_open and self.doubt.is_too_old(clock)
         if is_lost:
             self.doubt = Doubt()
@@ -415,7 +413,7 @@ class Doubts:
             self.keep(publication, (doubt, number))
 
     def keep(self, publication: Publication, doubted: Doubted) -> None:
-        """Add a message in doubt, or one that was taken and still is."""
+        """Add a message in doubt, or one that was taken and is still in doubt."""
         identity = _identity(publication)
         with self._lock.reentrant:
             self.found.setdefault(identity, deque()).append(doubted)
@@ -430,14 +428,14 @@ class Doubts:
             while same and doubted is None:
                 doubt, number = same.popleft()
                 doubted = None if doubt.is_too_old(self._clock) else (doubt, number)
-            if same:  # before those that a signal handler may have noted meanwhile
+            if same:  # before any that a signal handler has just noted
                 same += self.found.get(identity, ())
                 self.found[identity] = same
         return doubted
 
 
 def _identity(publication: Publication) -> bytes:
-    """What makes two publications the same. Of moments, which each call computes anew, only whether there is one."""
+    """The fields that make two publications the same. Of times, which each call computes again, only the presence."""
     said = publication._replace(message_id=b"", due_ms=publication.due_ms > 0, expires_ms=0, payload=b"")
     return blake2b(repr(said).encode() + publication.payload, digest_size=16).digest()
 
@@ -468,7 +466,7 @@ _NUMBERS = {
 
 def check_publication(publication: Publication) -> None:
     """Check all but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
-    # One check is enough if all fields are good, as they nearly always are; otherwise each is checked.
+    # One check suffices if all fields are good, as they nearly always are; otherwise each is checked.
     exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
     dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
     try:
@@ -504,7 +502,7 @@ def _check_each_field(publication: Publication) -> None:
 
 logger = logging.getLogger(__name__)
 
-#: How long a publisher tries to shed the oldest of a full queue, in seconds.
+#: How long a publisher tries to shed the oldest messages of a full queue, in seconds.
 SHED_TIMEOUT_S = 1.0
 
 
@@ -513,7 +511,7 @@ class Publisher:
 
     def __init__(self, run: Transactions) -> None:
         self._run = run
-        #: Publications that may be stored; outlives the engine where its owner says so.
+        #: Publications that may be stored. Its owner may let it outlive the engine.
         self.doubts = Doubts(run.clock)
 
     def publish(
@@ -521,19 +519,19 @@ class Publisher:
     ) -> list[list[str]]:
         """Route and store all of them in one transaction, in this order; all or none.
 
-        ``now_ms``: the moment from which the caller has computed their times; None: now.
+        ``now_ms``: the time from which the caller has computed their times; None: now.
 
-        Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
-        ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
-        transaction holds (see :data:`~kombu_fdb.engine.messages.publish.BATCH_BYTES`), ``CapacityExceeded`` (nothing
-        stored), ``CommitUnknown``: published again by this process, they are stored once. Guarantee: DURABLE.
+        Returns the queues that each one reached; an unroutable message has none, and is dropped. Raises
+        ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they do not fit into
+        one transaction (see :data:`~kombu_fdb.engine.messages.publish.BATCH_BYTES`), ``CapacityExceeded`` (nothing
+        stored), and ``CommitUnknown``: if this process publishes them again, they are stored once. Guarantee: DURABLE.
         """
         for publication in publications:
             self.check(publication)
         block = _current.get()
         if block is not None and block[0] is self:
             reached = self._run.read(lambda work: route(work, publications))[0]
-            block[1].extend(publications)  # after the read: if that fails, the caller may publish them again
+            block[1].extend(publications)  # after the read: if that fails, the caller may publish again
             return reached
         if self.doubts.found:
             return self._publish_again(publications, timeout_s, now_ms)
@@ -542,7 +540,7 @@ class Publisher:
     def _publish_again(
         self, publications: Sequence[Publication], timeout_s: float | None = None, now_ms: int | None = None
     ) -> list[list[str]]:
-        """Count those that an earlier call has stored as published; publish the others."""
+        """Publish those that no earlier call has stored; the others count as published."""
         timeout_s = self._run.environment.publish_s if timeout_s is None else timeout_s
         deadline = self._run.clock.monotonic() + timeout_s
         taken = [self.doubts.take(each) for each in publications]
@@ -555,13 +553,13 @@ class Publisher:
             return [next(now) if reached is None else reached for reached in stored]
         except BaseException:
             for number, (publication, doubted) in enumerate(zip(publications, taken, strict=True)):
-                # A message that was fenced, and is published now, has a doubt of its own if it needs one.
+                # A fenced message that is published now has a new doubt, if it needs one.
                 if doubted is not None and (stored is None or stored[number] is not None):
                     self.doubts.keep(publication, doubted)
             raise
 
     def _resolve(self, taken: Sequence[Doubted | None], timeout_s: float) -> list[list[str] | None]:
-        """For each, its queues if an earlier call has stored it. Raises ``CommitUnknown`` if that stays unknown."""
+        """For each, its queues if an earlier call has stored it. Raises ``CommitUnknown`` if that remains unknown."""
         deadline = self._run.clock.monotonic() + timeout_s
         found: list[list[str] | None] = [None] * len(taken)
         try:
@@ -582,7 +580,7 @@ class Publisher:
         """Store what this thread publishes inside the block at its end, in one transaction with ``verb``.
 
         Nothing is stored if the block ends with an exception, or ``verb`` raises one. ``verb`` may run several times,
-        and reads before anything is written. Messages for which the transaction has no room are published before it.
+        and runs before anything is written. Messages that do not fit into the transaction are published before it.
         Raises what ``publish`` raises.
         """
         gathered: list[Publication] = []
@@ -603,7 +601,7 @@ class Publisher:
         now_ms: int | None = None,
         together: Callable[..., Reached] | None = None,
     ) -> list[list[str]]:
-        """``together``: called instead of :func:`publish`; it calls that, and does more in the same transaction."""
+        """``together``: called instead of :func:`publish`, which it calls, to do more in the same transaction."""
         run = self._run
         timeout_s = run.environment.publish_s if timeout_s is None else timeout_s
         deadline = run.clock.monotonic() + timeout_s
@@ -622,13 +620,13 @@ class Publisher:
                 for queue, own in overfull.items():
                     self._shed(queue, own, deadline - run.clock.monotonic())
             return reached
-        except BaseException:  # the caller's too: a signal handler's, gevent's timeout
+        except BaseException:  # also from outside: a signal handler's, gevent's timeout
             if doubt is not None and doubt.may_have_happened and together is None:
                 self.doubts.note(publications, doubt)
             raise
 
     def _shed(self, queue: str, own: overflow.Load, timeout_s: float) -> None:
-        """Let the oldest give way. If that fails, the next publish or the duties do it: this publish has succeeded."""
+        """Let the oldest give way. If that fails, this publish still succeeds: the next one, or a duty, does it."""
         attempts = count()
 
         def body(work: Work) -> None:
@@ -643,21 +641,21 @@ class Publisher:
     def publish_in(
         self, tr: Transaction, publications: Sequence[Publication], *, stamped: int = 0
     ) -> tuple[list[list[str]], int]:
-        """:meth:`publish` in a transaction of the caller's, who commits it, or does not, and runs it again.
+        """:meth:`publish` in the caller's transaction, which the caller commits, and may run again.
 
-        ``stamped``: how many messages this transaction has from earlier calls; the new number is returned beside the
-        queues reached. Raises what ``publish`` raises before a commit, and ``LimitExceeded`` past
+        ``stamped``: how many messages this transaction has from earlier calls. Returns the queues reached, and the new
+        number. Raises what ``publish`` raises before a commit, and ``LimitExceeded`` past
         :data:`~kombu_fdb.engine.messages.publish.MOST_STAMPED` messages. If these messages overfill a queue with
-        ``drop-head``, the next publish or the duties shed the excess. A message that a queue refuses goes into all its
-        dead-letter queues in this transaction, which has to hold that many copies.
+        ``drop-head``, the next publish or a duty sheds the excess. A message that a queue refuses goes into all its
+        dead-letter queues in this transaction, which must have room for the copies.
         """
         for publication in publications:
             self.check(publication)
         effects = Effects(stamped)
         reached, overfull = publish(self._run.work(tr, effects), publications)
         effects.write(tr, self._run.keys)
-        self._run.totals.write(tr, effects.events)  # not noted for later: the caller may not commit
-        for queue, own in overfull.items():  # only the present excess: this one's counts after the commit
+        self._run.totals.write(tr, effects.events)  # not noted for later, as the caller may not commit
+        for queue, own in overfull.items():  # only the present excess: these messages count after the commit
             self._shed(queue, overflow.Load(key=own.key), self._run.environment.call_s)
         return reached, effects.stamped
 
@@ -677,8 +675,8 @@ class Publisher:
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
 
         ``deaths``: its history. A message of any size is buried in all the queues that
-        :mod:`~kombu_fdb.engine.messages.bury` names, or in none. Raises what :meth:`publish` raises. If it is called
-        again with the same ``Burial``, it still buries once.
+        :mod:`~kombu_fdb.engine.messages.bury` names, or in none. Raises what :meth:`publish` raises. Repeated calls
+        with the same ``Burial`` bury once.
         """
         burial = copy if isinstance(copy, Burial) else Burial(copy)
         self.check(burial.publication)

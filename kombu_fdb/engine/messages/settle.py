@@ -1,8 +1,7 @@
 """Settle: acknowledge, release or reject what a session holds.
 
 Each verb reads the leases serializably and acts only on those that exist: a lease that was swept, or settled before, is
-left alone and reported as lost. That is the fence. A late owner can change nothing (ONE-OWNER), and every verb may be
-repeated.
+reported as lost. So a late owner can change nothing (ONE-OWNER), and every verb may be repeated.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from kombu_fdb.keyspace.layout import TEXT_CODE, read_or, split_place
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
 
-#: What a release says of the attempt: it counts against the delivery limit; it does not, but a consumer has seen the
-#: message, so that the next one gets it as redelivered; or there was none.
+#: What a release says about the attempt: it counts against the delivery limit; it does not, but a consumer has seen the
+#: message, so the next one gets it as redelivered; or there was none.
 Attempt = Literal["counted", "seen", "none"]
 
 
@@ -44,7 +43,7 @@ def release(
 
 
 def reject(work: Work, leases: Sequence[Lease], reason: str, details: dict[str, Any]) -> list[bool]:
-    """Dead-letter the messages, in the transaction that takes their leases away."""
+    """Dead-letter the messages, in the transaction that ends their leases."""
     return _end_each(work, leases, lambda message: bury(work, message, reason, details))
 
 
@@ -61,8 +60,8 @@ def release_message(
 ) -> None:
     """Make a message whose lease was just cleared ready at its old place, or delay it until ``due_ms``, or bury it.
 
-    ``details``: for its dead letter, if it is over its delivery limit. If its queue was deleted meanwhile, it is gone,
-    as in RabbitMQ.
+    ``details``: for its dead letter, if it is over its delivery limit. If its queue has been deleted, so is the
+    message, as in RabbitMQ.
     """
     if _queue_is_deleted(work, message):
         delete(work, message)
@@ -85,7 +84,7 @@ def release_message(
 
 
 def _queue_is_deleted(work: Work, message: Message[Place]) -> bool:
-    """Whether the queue that the message was in is deleted; there may be another one of that name."""
+    """Whether the message's queue was deleted, even if a new one has its name."""
     marks, queue = work.effects.deleting, message.queue
     if queue not in marks:
         marks[queue] = work.tr.get(work.keys.deleting(queue)) or b""
@@ -93,7 +92,7 @@ def _queue_is_deleted(work: Work, message: Message[Place]) -> bool:
 
 
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
-    """Whether the message would be over its delivery limit if it came back ``again`` more times."""
+    """Whether ``again`` more redeliveries would exceed the message's delivery limit."""
     limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.environment.delivery_limit)
     if limit is None:
         return False
@@ -104,7 +103,7 @@ def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
 def lease_rows(work: Work, leases: Sequence[Lease]) -> tuple[list[bytes], list[tuple[bytes, bytes, int]]]:
     """What to read in order to settle leases: single keys, and ranges of adjacent leases.
 
-    Each is a conflict: of two transactions that settle one lease, one comes first. The leases of a claim have
+    Each is a conflict: of two transactions that settle the same lease, one loses. The leases of a claim have
     consecutive numbers, and most of them end together: those are read and cleared at once.
     """
     keys: list[bytes] = []
@@ -116,7 +115,7 @@ def lease_rows(work: Work, leases: Sequence[Lease]) -> tuple[list[bytes], list[t
             keys.append(begin)
         else:
             work.tr.add_read_conflict_range(begin, end)
-            ranges.append((begin, end, 0))  # no limit: rows that are no leases may stand between them
+            ranges.append((begin, end, 0))  # no limit: other rows may lie between the leases
     return keys, ranges
 
 
@@ -157,7 +156,7 @@ def _take_leases(
             if key in wanted:
                 try:
                     held[key] = message = Message.of_lease(value)
-                except FormatError:  # it stays where it is: the sweep sets it aside for a person to see
+                except FormatError:  # it stays: the sweep dead-letters it
                     unreadable.add(key)
                 else:
                     ended.setdefault(message.queue, []).append(message.place)

@@ -1,7 +1,7 @@
-"""Watch: watch the bells of empty queues, and find those that are not empty. One transaction that only reads.
+"""Watch: arm watches on the bells of empty queues, and find the queues that are not empty. One read-only transaction.
 
-Probe and watch read the same version, so the probe either sees a message, or the message changes the bell later. For a
-queue whose active consumer is another one, a change of that is watched instead.
+Probe and watch read the same version, so the probe sees a message, or the message changes the bell later. If a queue
+has another active consumer, a change of that consumer is watched instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def arm_all(
 ) -> list[Watch] | None:
     """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
 
-    For a queue whose active consumer is not among the session's ``consumers``, it fires when that may have changed.
+    For a queue whose active consumer is not among ``consumers``, it fires when that may have changed.
     """
     hungry, others = _probe(work, queues, session_id, consumers or {})
     return None if hungry else [_watch(work, queue, others) for queue in queues]
@@ -43,7 +43,7 @@ def arm_all(
 def glance(
     work: Work, session_id: SessionId, consumers: Sequence[tuple[str, str]], keys: Sequence[bytes]
 ) -> tuple[list[tuple[str, str]], dict[bytes, bytes | None]]:
-    """What an idle consumer reads now and then, in case a watch has missed a change. One round trip.
+    """An idle consumer's periodic look, in case a watch has missed a change. One round trip.
 
     Returns which of the session's ``consumers``, by queue and tag, have lost their queues, and the values of these
     keys: while none of them changes, there is nothing to do. Raises ``SessionLost``.
@@ -87,5 +87,5 @@ def _is_hungry(work: Work, queue: str, state: QueueState, head: list[KeyValue]) 
     # Messages without a key wait, but none may be claimed: their sub-queue is parked.
     if not head:
         return False
-    rank = read_or(None, work.keys.place_rank, queue, head[0][0])  # None: a claim sets the message aside
+    rank = read_or(None, work.keys.place_rank, queue, head[0][0])  # None: a claim dead-letters the message
     return rank is None or work.tr.get(work.keys.active(queue, "", rank), snapshot=True) is None

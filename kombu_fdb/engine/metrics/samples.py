@@ -2,13 +2,14 @@
 
 Model. A round-robin archive, as RRDtool's (https://oss.oetiker.ch/rrdtool/doc/rrdtool.en.html): each :class:`Series`
 has a fixed number of slots, and a moment's slot is the number of its step modulo the number of slots. A new sample
-takes the slot of the one that has become too old, so the rows are bounded by construction and need no trimming. The
-duties of one process write them (``process/duties.py``), with blind sets.
+overwrites the oldest one, so the number of rows is bounded and nothing needs trimming. The duties of one process write
+them (``process/duties.py``), with blind sets.
 
-What happens at each failure. While no process consumes there is no sample, and a chart has a gap. If two processes both
-believe that they have the role, they write the same slot, and either value is right. A clock that jumps writes other
-slots; a reader ignores samples that are older than the series or ahead of its own clock, and sorts the others. It skips
-a row that can't be read. A sample holds running totals (``totals.py``), so a missing sample does not affect later ones.
+What happens at each failure. While no process consumes, no samples are taken, and a chart has a gap. If two processes
+both believe that they have the role, they write the same slot, and either value is right. After a clock jump, other
+slots are written; a reader ignores samples that are older than the series or ahead of its own clock, and sorts the
+others. It skips a row that can't be read. A sample holds running totals (``totals.py``), so a missing sample does not
+affect later ones.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 
-#: How many queues a sample names: the busiest. This many of the longest names fit into a row.
+#: How many queues a sample names, the busiest ones. This many of the longest names fit into a row.
 QUEUES_SAMPLED = 50
-#: How many slots are read in one transaction: if all are full, half of what it can read.
+#: How many slots one transaction reads: if all are full, they take half of its limit.
 SLOTS_PER_READ = 60
 #: The totals that are sampled, in the order of the row.
 EVENTS = ("published", "claimed", "acked", "returned", "dead")
@@ -56,7 +57,7 @@ SERIES: Mapping[Span, Series] = {"hour": Series(15, 240), "day": Series(300, 288
 class QueueSample:
     """One queue, or the others together. ``oldest_ms``: how long the oldest ready message had waited; None: none.
 
-    ``totals``: all messages so far, by event. They begin anew when the queue is deleted.
+    ``totals``: all messages so far, by event. They restart when the queue is deleted.
     """
 
     ready: int
@@ -91,7 +92,7 @@ class Sample:
 
 
 def busiest(queues: Mapping[str, QueueSample], before: Sample | None) -> dict[str, QueueSample]:
-    """The queues that hold or did most since ``before``, by name, and the sum of the others."""
+    """The queues with the largest backlog or traffic since ``before``, by name, and the sum of the others."""
     was = {} if before is None else before.queues
     named = queues.keys() - {OTHERS}
     kept = heapq.nlargest(QUEUES_SAMPLED, named, key=lambda name: (_traffic(queues[name], was.get(name)), name))
@@ -108,7 +109,7 @@ def _traffic(now: QueueSample, before: QueueSample | None) -> int:
 
 
 def write(work: Work, series: Sequence[Series], sample: Sample) -> None:
-    """Write the sample into its slot of each series, over what is there."""
+    """Write the sample into its slot of each series, replacing an older one."""
     work.tr.fill()
     value = _encode(sample)
     for each in series:
@@ -132,14 +133,14 @@ def _encode(sample: Sample) -> bytes:
 
 
 def _fields(queue: QueueSample) -> list[int | None]:
-    """Clamped so that they can be read again: one damaged counter would make the whole sample unreadable."""
+    """Clamped to the readable range: one damaged counter would make the whole sample unreadable."""
     numbers = [queue.ready, queue.delayed, queue.leased, *(queue.totals.get(event, 0) for event in EVENTS)]
     ready, delayed, leased, *totals = (min(max(each, 1 - _MOST), _MOST - 1) for each in numbers)
     return [ready, delayed, leased, queue.oldest_ms, *totals]
 
 
 def _decode(value: bytes) -> Sample | None:
-    """None if no version of ours can have written it."""
+    """None if celery-fdb can't have written it."""
     try:
         taken_ms, queues = decode_json(value)
         return Sample(_number(taken_ms), {name: _queue(*fields) for name, fields in queues.items()})

@@ -1,10 +1,10 @@
-"""Totals: how many messages went through each queue, and of which keys, for rates and metrics.
+"""Totals: how many messages passed through each queue, and with which keys, for rates and metrics.
 
 Each process counts what it does and adds it to ``("total", queue, event)`` about once a second, in a transaction that
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
 Its last counts are added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
-store. A process that is killed takes up to a second of its counts with it. Totals are for charts. What must be exact is
-counted in the transaction that changes it (``work.py``).
+store. A process that is killed loses up to a second of its counts. Totals are for charts. What must be exact is counted
+in the transaction that changes it (``work.py``).
 
 By key. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So the counts of an
 event over all keys and the others always add up to that of the queue's messages with a key. Three bounds hold, whatever
@@ -13,12 +13,12 @@ the number of keys:
 * a process remembers at most :data:`KINDS_PENDING` counts by key of a queue until it writes them;
 * it writes at most :data:`NAMES_PER_QUEUE` keys of a queue by name in each :data:`NAMES_S`, those with the most
   messages first, and all others as others (:class:`PendingTotals`);
-* the duties fold all but :data:`KEYS_KEPT` of a queue into the others: those that grew least since their last look
-  (:func:`surplus`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
-  that fold the same key fold it once.
+* the duties fold all but :data:`KEYS_KEPT` of a queue into the others: those that grew least since the previous look
+  (:func:`surplus`). A fold reads what it folds, so a process that adds to it concurrently makes it start again, and if
+  two processes fold the same key, only one succeeds.
 
 So a flood of keys that occur only once costs a few rows per process, and a key that becomes busy has its own row within
-:data:`NAMES_S`. All that is lost is the names of keys.
+:data:`NAMES_S`. Only names of keys are lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.interruption import Lock
 from kombu_fdb.store.protocol import Transaction
 
-#: Stands for all keys, or queues, that are not counted by name. No message has this key, and no queue this name.
+#: All keys, or queues, that are not counted by name. No message has this key, and no queue this name.
 OTHERS = ""
 KINDS_PENDING = 1_000
 NAMES_PER_QUEUE = 50
@@ -42,7 +42,7 @@ NAMES = 200
 #: How long a process uses the same names, in seconds.
 NAMES_S = 60.0
 KEYS_KEPT = 200
-#: Keys of one fold. Few, as each key that a worker adds to meanwhile makes the fold start again.
+#: Keys of one fold. Few, as a worker that adds to one of them makes the fold start again.
 KEYS_PER_FOLD = 20
 
 #: The totals of one queue, by key and event.
@@ -55,7 +55,7 @@ def numbers_of(keys: KeyTotals) -> dict[str, int]:
 
 
 def surplus(before: Mapping[str, int] | None, now: Mapping[str, int]) -> list[str]:
-    """The keys of a queue to be folded if it has over :data:`KEYS_KEPT`: all but those that grew most since ``before``.
+    """The keys to fold if a queue has over :data:`KEYS_KEPT`: all but those that grew most since ``before``.
 
     ``before``, ``now``: :func:`numbers_of` at two looks; None at the first one, after which none is folded.
     """
@@ -66,11 +66,11 @@ def surplus(before: Mapping[str, int] | None, now: Mapping[str, int]) -> list[st
 
 
 def _growth(before: int, now: int) -> int:
-    return now - before if now >= before else now  # fewer: it was folded in between, and began anew
+    return now - before if now >= before else now  # fewer: it was folded in between, and restarted
 
 
 def read_keys(work: Work, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
-    """The first queue from ``begin`` on with keyed messages, its totals, and where the next begins; None at the end.
+    """The first queue from ``begin`` on that has keys, its totals, and where to continue; None at the end.
 
     Queues without keys cost nothing.
     """
@@ -103,7 +103,7 @@ def fold(work: Work, queue: str, names: Sequence[str]) -> None:
 
 
 INTERVAL_S = 1.0
-#: A process that counts and does not write forgets what it counted beyond this many kinds.
+#: How many kinds of counts a process remembers until it writes them; it forgets the others.
 MOST_PENDING = 10_000
 
 
@@ -120,7 +120,7 @@ class PendingTotals:
         #: ``note(events)``: count these.
         self._noted: deque[Mapping[Event, int]] = deque()
         self.note = self._noted.append
-        #: When a transaction is to add its share.
+        #: When the next transaction is to write a share.
         self.next_s = clock.monotonic() + INTERVAL_S
         self._lock = Lock()
         #: Queues and keys that are counted by name, how many keys of each queue, and until when.
@@ -129,9 +129,9 @@ class PendingTotals:
         self._until_s = clock.monotonic() + NAMES_S
 
     def share(self) -> dict[Event, int]:
-        """What the next transaction writes besides its own events: all pending counts, of a bounded number of kinds.
+        """Take all pending counts, of a bounded number of kinds, for the next transaction to write with its own events.
 
-        If it does not write them, they are to be noted again.
+        If it does not write them, the caller notes them again.
         """
         self.next_s = self._clock.monotonic() + INTERVAL_S
         found: dict[Event, int] = {}
@@ -156,7 +156,7 @@ class PendingTotals:
             tr.add(self._keys.key_total(queue, each, what), number)
 
     def _by_name(self, events: Mapping[Event, int]) -> dict[Event, int]:
-        """The counts with those of keys without a name added to the others'. Events of no key are left out."""
+        """The counts by key; keys that are not counted by name add to the others. Events without a key are left out."""
         numbers: Counter[tuple[str, str]] = Counter()
         for (queue, _, *key), number in events.items():
             if any(key):
@@ -185,12 +185,12 @@ class PendingTotals:
 
 
 def _new_kind(event: Event, found: Mapping[Event, int], keyed: Counter[str]) -> Event | None:
-    """The event as which it counts in a share, or None. ``keyed``: how many kinds are by key, for each queue."""
+    """The event under which it counts in a share, or None. ``keyed``: how many kinds each queue has by key."""
     queue, what, *key = event
     if not key:
         return event if len(found) - keyed.total() < MOST_PENDING else None
     if (queue, what) not in found:
-        return None  # its queue's is not counted, either
+        return None  # its queue's event is not counted, either
     if keyed[queue] >= KINDS_PENDING:
         return queue, what, OTHERS
     keyed[queue] += 1
@@ -198,7 +198,7 @@ def _new_kind(event: Event, found: Mapping[Event, int], keyed: Counter[str]) -> 
 
 
 def read(work: Work) -> dict[str, dict[str, int]]:
-    """How many messages were published, claimed, acked, ... so far, by queue and event; "": lost leases' queue."""
+    """How many messages were published, claimed, acked, ... by queue and event; queue "": settled too late."""
     found: dict[str, dict[str, int]] = {}
     for (queue, event), value in work.keys.read(work.tr.get_range(*work.keys.all_totals, snapshot=True), str, str):
         found.setdefault(queue, {})[event] = decode_count(value)

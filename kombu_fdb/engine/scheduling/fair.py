@@ -1,63 +1,61 @@
-"""Fair order: which key is served next, how tenants share turns, and how waiting lifts a priority.
+"""Fair order: which key is served next, how tenants share turns, and how waiting raises a priority.
 
 Model. A *sub-queue* is the messages of one key and one rank; those without a key are one sub-queue per rank, the ready
 range itself. A sub-queue is
 
-* *idle*: it has no mark. If it has messages, an arrival was noted, too.
+* *idle*: it has no mark. If it has messages, an arrival has been noted.
 * *active* (mark A): it has messages, and one entry in the ring: ``(rank, round, stamp of its first message, key)``.
-* *parked* (mark P): it may have messages, but none may be served now. Its key is paused, has as many messages in flight
-  as it may, or has used up its rate.
+* *parked* (mark P): it may have messages, but none may be served now. Its key is paused, has reached its limit of
+  messages in flight, or has used up its rate.
 
-The ring is served in order. A sub-queue that was served goes to the round after the present one; so does a newcomer
-(``QueueControl.newcomer``), behind sub-queues whose first message came earlier. That is exactly the order of queue-by
-(https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows this order. A claim that
-serves a wait queue (``wait_queue.py``) is one like any other, so the order is the same with any number of consumers.
+The ring is served in order. A sub-queue that was served goes to the round after the current one; so does a newcomer
+(``QueueControl.newcomer``), behind sub-queues whose first message is older. That is exactly the order of queue-by
+(https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Every claim follows this order, also one
+that serves a wait queue (``wait_queue.py``), so the order is the same with any number of consumers.
 
 Which transaction moves what:
 
 * publish, promote, release and sweep put a message into a sub-queue and *note an arrival*, both blindly: they never
-  conflict. A lease that ends and a limit that changes ring the key's *freed* bell. The end of a lease rings none if it
-  has read, as a conflict, that no key of the queue has limits.
-* a claim admits the arrivals: idle -> active. It answers the freed bells: parked -> active, if nothing is in the way.
+  conflict. The end of a lease and a change of limits ring the key's *freed* bell. The end of a lease rings no bell if
+  its transaction has read, as a conflict, that no key of the queue has limits.
+* a claim admits the arrivals: idle -> active. It answers the freed bells: parked -> active, if nothing prevents it.
 * a claim that serves a sub-queue's last message: active -> idle. A claim that finds the sub-queue blocked: active ->
   parked.
 
 Why no message is ever forgotten. (1) An arrival or bell is cleared only by a transaction that read the mark
 serializably and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts
 on the *whole* range of the sub-queue, not only behind the messages taken: a release returns a message to the front. (3)
-active -> parked conflicts on the number in flight and on the limits. Otherwise an ack, or a resume, between this
-claim's read and its commit could ring the bell in vain: another claim may have answered it already, as it saw the
-sub-queue active.
+active -> parked conflicts on the number in flight and on the limits. Otherwise the bell of an ack, or of a resume,
+between this claim's read and its commit could be lost: another claim, which still saw the sub-queue active, may have
+answered it already.
 
-What a key's limits allow (KEY-LIMIT) is in ``key_limits.py``.
+``key_limits.py`` says what a key's limits allow (KEY-LIMIT).
 
 Cost: arrivals, bells, ring and rounds are read together with the queue's head (:func:`order_ranges`) if this process
-knows that the queue has keys; else in one round trip more. Another round trip reads the marks and first messages of
-newcomers, if there are any; another one reads other messages. Where a long row of keys is blocked, up to
-:data:`MOST_LOOKS` more are made. None of it grows with the number of keys or messages; a parked key costs nothing.
-Guarantee FAIR.
+knows that the queue has keys; else in one more round trip. Another round trip reads the marks and first messages of
+newcomers, if there are any; a third reads other messages. If many keys in a row are blocked, up to :data:`MOST_LOOKS`
+more follow. None of it grows with the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 
 Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. These keys are in the ring like others.
-But a key that enters the ring goes as many rounds behind the next one as its tenant already has turns there (stride
-scheduling at insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: whenever a turn
-enters the ring or leaves it, the same transaction counts that. So a tenant waits for the turns it has, never for those
-it had.
+But a key that enters the ring is placed as many rounds after the next one as its tenant has turns there (stride
+scheduling at insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them, in each
+transaction in which a turn enters or leaves the ring. So a tenant waits for its present turns, never for past ones.
 
-The mark of such a key names its turn (``A``, and the part of the ring entry's key after the ring's prefix). Some
-transactions remove a key's last message without a claim, pause the key, or change its priority. They find the turn by
-the mark, and take it out too: otherwise the turn would count for the tenant until its round comes. A turn that was
-written before there were such marks is served, and not counted.
+The mark of such a key names its turn (``A``, and the part of the ring entry's key after the ring's prefix). A
+transaction that removes a key's last message without a claim, pauses the key, or changes its priority, finds the turn
+by the mark and takes it out: otherwise the turn would count for the tenant until its round comes. A turn written by a
+version without such marks is served, and not counted.
 
 Ageing: a message that has waited long goes before more urgent ones, so that strict priority starves no message. With
 ``QueueControl.ageing`` (or the argument ``x-fair-ageing``) of n seconds, each n seconds of waiting count as one
-priority more, up to the most urgent. Of two messages that are equally urgent by this, the one with the lower priority
-goes first: it has waited longer. A message waits from its publication on, a delayed one from the moment it was due.
+priority more, up to the most urgent. Of two messages that are then equally urgent, the one with the lower priority goes
+first: it has waited longer. A message waits from its publication on, a delayed one from its due time on.
 
 Versionstamps can't be compared with a clock, so the wall clocks of publishers and consumers decide. A wrong clock gives
-a message a better or worse turn, and harms nothing else. Inside one priority the order stays as it is.
+a message a better or worse turn, and harms nothing else. The order within a priority does not change.
 
 With ageing, a turn is as urgent as its next message. So a claim reads the ring rank by rank, and the heads of the
-sub-queues in one round trip more. In a queue without keys, a claim reads its window of every priority, still in one
+sub-queues in one more round trip. In a queue without keys, a claim reads a full window of every priority, still in one
 round trip. A queue without ageing pays nothing.
 """
 
@@ -79,7 +77,7 @@ from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, read_or, 
 from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
-#: Marks. The first one is followed by the turn, for a tenant's key.
+#: The marks. For a tenant's key, the turn follows the first one.
 ACTIVE = b"A"
 PARKED = b"P"
 SEPARATOR = "/"
@@ -110,7 +108,7 @@ def rank_of(items: Rank, priority: int | None) -> Rank:
 
 
 class Tenants:
-    """How many turns each tenant has, as read and changed by one claim."""
+    """How many turns each tenant has, as one claim reads and changes it."""
 
     def __init__(self, work: Work, queue: str) -> None:
         self._tr = work.tr
@@ -121,7 +119,7 @@ class Tenants:
         self._counted: set[Turn] = set()
 
     def load(self, subqueues: Iterable[tuple[Rank, str]], turns: Iterable[Turn] = ()) -> None:
-        """Read, at snapshot, the numbers for keys of a rank, and the marks of turns; nothing if no key has a tenant.
+        """Read, at snapshot, the tenants' numbers by rank, and the marks of turns; nothing if no key has a tenant.
 
         A turn's mark changes only with its entry in the ring, on which the claim that serves it conflicts.
         """
@@ -173,17 +171,17 @@ class Tenants:
 
 
 def leave_places(work: Work, queue: str, messages: Iterable[bytes]) -> None:
-    """:func:`leave`, by the keys of the messages' rows; those without a fairness key have no turn to leave."""
+    """:func:`leave`, given the messages' row keys. A message without a fairness key has no turn."""
     keys = work.keys
     rows = [(each, b"") for each in messages if each.startswith(keys.keyed(queue))]
     leave(work, queue, [subqueue for subqueue, _ in readable(rows, lambda key: split_place(keys.place(queue, key)))])
 
 
 def leave(work: Work, queue: str, subqueues: Iterable[tuple[str, Rank]]) -> None:
-    """Take tenants' sub-queues out of the ring if their last message was removed by this transaction.
+    """Take tenants' sub-queues out of the ring if this transaction has removed their last message.
 
-    Reads nothing where no key has a tenant. Conflicts with a message that comes to such a key, and with a claim that
-    serves it. The transaction must not have stored a message there.
+    Reads nothing if no key has a tenant. Conflicts with a transaction that adds a message to such a key, and with a
+    claim that serves it. The transaction must not have stored a message there.
     """
     asked = sorted({each for each in subqueues if tenant_of(each[0]) is not None})
     if not asked:
@@ -275,7 +273,7 @@ def oldest_first(work: Work, queue: str, ageing_s: float, want: int) -> list[Key
         snapshot=True,
     )
     candidates = [[(priority, row) for row in rows] for priority, rows in zip(priorities, windows, strict=True)]
-    # Merging compares the heads only, so that each priority keeps its order, whatever its publishers' clocks say.
+    # The merge compares heads only, so each priority keeps its order, whatever its publishers' clocks say.
     merged = heapq.merge(*candidates, key=lambda each: urgency(each[0], each[1][1], ageing_s, work.now_ms))
     return [row for _, row in islice(merged, want)]
 
@@ -283,12 +281,12 @@ def oldest_first(work: Work, queue: str, ageing_s: float, want: int) -> list[Key
 # -- fair order --------------------------------------------------------------------------------------------------------
 
 
-#: How many arrivals and bells one claim admits, or as many as it wants messages if that is more; others wait.
+#: How many arrivals and bells a claim answers: this number, or its number of messages if that is larger.
 ARRIVALS = 200
-#: How often a claim that has found nothing yet looks for :data:`ARRIVALS` more turns behind those that are blocked.
+#: How often a claim that has found nothing yet looks for :data:`ARRIVALS` more turns behind the blocked ones.
 MOST_LOOKS = 2
 
-#: Ranks as they stand in the ring, the most urgent first, and their priorities.
+#: Ranks as packed in the ring, the most urgent first, and their priorities.
 PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
 NOT_AGEING = (0, 0)
 
@@ -304,7 +302,7 @@ ORDER_RANGES = 6
 
 
 def order_ranges(keys: Keyspace, queue: str, first_bucket: int, want: int) -> list[tuple[bytes, bytes, int]]:
-    """Where arrivals are, in two parts, bells, the marks without a key, rounds, and the next turns without ageing."""
+    """The ranges of arrivals (two), bells, marks without a key, rounds, and, without ageing, the next turns."""
     begin, end = keys.arrivals(queue)
     middle, most = keys.arrivals_from(queue, first_bucket), max(ARRIVALS, want)
     return [
@@ -332,7 +330,7 @@ class _Scheduler:
         self._control = state.control
         self._head = state.head
         self._order_rows = state.order
-        #: The first messages of sub-queues, as far as they were read on the way, and whether those are all.
+        #: The first messages of sub-queues that other reads have brought, and whether these are all.
         self._first: dict[tuple[str, Rank], tuple[list[KeyValue], bool]] = {}
         self._has_all_unkeyed = False
         self._now_ms = work.now_ms
@@ -342,12 +340,12 @@ class _Scheduler:
         self._allowances = Allowances(work, queue, state.control, window.sightings)
         self._rows: dict[tuple[str, Rank], list[KeyValue]] = {}
         self._exhausted: set[tuple[str, Rank]] = set()
-        #: The next message of a sub-queue; only with ageing.
+        #: The next message of each sub-queue; only with ageing.
         self._heads: dict[tuple[str, Rank], bytes] = {}
         self._chosen: Chosen = []
-        #: Turns that this claim has made and not served: a key that is alone gets many, and only the last is stored.
+        #: Turns that this claim has created and not served: a lone key gets many, and only the last is stored.
         self._entries: dict[bytes, Rank] = {}
-        #: Entries of the ring, as its parts were last read; and the entries that have left it.
+        #: The entries of the ring, in parts, as last read; and the entries that have left it.
         self._parts_read: list[list[bytes]] = []
         self._left: set[bytes] = set()
         #: The last turn that was read, if more turns follow it than one claim looks at.
@@ -370,7 +368,7 @@ class _Scheduler:
         unkeyed: dict[Rank | None, list[KeyValue]] = {}
         for row in head:
             unkeyed.setdefault(read_or(None, keys.place_rank, queue, row[0]), []).append(row)
-        self._chosen += unkeyed.pop(None, [])[:1]  # the claim sets it aside
+        self._chosen += unkeyed.pop(None, [])[:1]  # the claim dead-letters it
         self._first.update(
             {("", Rank(rank)): (found, self._has_all_unkeyed) for rank, found in unkeyed.items() if rank}
         )
@@ -394,7 +392,7 @@ class _Scheduler:
         self._entries.clear()
 
     def _clear_entries(self) -> None:
-        """Clear the served entries, which were adjacent, except for those that were not to be served."""
+        """Clear the entries that have left the ring, adjacent ones in one call."""
         for run in [run for part in self._parts_read for run in parts.runs_of(part, self._left)]:
             parts.take_run(self._tr, run)
             self._left.difference_update(run)
@@ -448,7 +446,7 @@ class _Scheduler:
     def _answer(
         self, arrivals: list[KeyValue], freed: list[KeyValue], unkeyed: list[tuple[str, Rank]], want: int
     ) -> list[Turn]:
-        """Activate sub-queues where possible, those ``unkeyed``, too. Returns their new turns."""
+        """Activate sub-queues where possible, also those ``unkeyed``. Returns their new turns."""
         rung = [arrival for arrival, _ in readable(arrivals, self._keys.split_arrival)]
         bells = [key for key, _ in readable(freed, self._keys.split_freed)]
         candidates = self._idle(rung, want) + unkeyed + self._parked(bells)
@@ -459,7 +457,7 @@ class _Scheduler:
         return turns
 
     def _idle(self, rung: list[tuple[str, Rank]], want: int) -> list[tuple[str, Rank]]:
-        """The unmarked ones among the sub-queues with an arrival; of a few, it reads the first messages, too."""
+        """The unmarked sub-queues among those with an arrival; for a few, also reads their first messages."""
         if not rung:
             return []
         rows = [self._keys.active(self._queue, *each) for each in rung]
@@ -472,9 +470,9 @@ class _Scheduler:
         return [each for each, mark in zip(rung, marks, strict=True) if mark is None]
 
     def _idle_unkeyed(self, marked: set[bytes]) -> list[tuple[str, Rank]]:
-        """The unmarked ones without a key. The ready range is its own arrival.
+        """The unmarked sub-queues without a key. The ready range is their arrival.
 
-        A rank behind the head has its turn once it is in the head: a claim takes the more urgent ones first.
+        A rank beyond the head gets its turn once the head reaches it: a claim takes more urgent ranks first.
         """
         if not self._first:
             return []
@@ -485,7 +483,7 @@ class _Scheduler:
         return [("", rank) for rank, _ in idle]
 
     def _unkeyed_ranks(self) -> list[Rank]:
-        """The ranks in which messages without a key wait; those of the head will do if no other may go before them."""
+        """The ranks in which messages without a key wait; the head's suffice unless another rank may precede them."""
         if self._head is not None and self._control.ageing is None and not self._control.limits_keys:
             return [rank for _, rank in self._first if rank in PRIORITIES]
         ranges = [(*range_of(self._keys.items(self._queue, "", rank)), 1) for rank in PRIORITIES]
@@ -520,7 +518,7 @@ class _Scheduler:
     def _admit(self, key: str, rank: Rank, whole: tuple[bytes, bytes], head: list[KeyValue]) -> Turn | None:
         mark = self._keys.active(self._queue, key, rank)
         if not head:
-            # No message is there any more. If one comes before this commits, the transaction fails.
+            # No message is left. If one arrives before this commits, the transaction fails.
             self._tr.add_read_conflict_range(*whole)
             self._tr.clear(mark)
             return None
@@ -565,7 +563,8 @@ class _Scheduler:
             if following is not None:
                 heapq.heappush(line, self._order(following))
             if len(self._chosen) == served:
-                # It gave nothing. Turns after the window move up, or others would have their next turns before them.
+                # It gave nothing, so turns from beyond the window move up: else others would get their next turns
+                # first.
                 for each in next(parts, []):
                     heapq.heappush(line, each)
 
@@ -574,15 +573,15 @@ class _Scheduler:
         return [self._order(turn) for turn in turns]
 
     def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool) -> Iterator[_Line]:
-        """The turns after the window, in parts, each twice as long: there may be many blocked keys in a row."""
+        """The turns after the window, in parts, each twice as long: many keys in a row may be blocked."""
         if not unread:
             return self._parts(turns, line, max(line, default=None), want)
         return self._read_on(line, want)
 
     def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
-        """Read on after the first window; all turns not read are there, or in the line.
+        """Read the turns after the first window. Every unserved turn is in the ring or in the line.
 
-        With ageing, a turn may go before the window's last one although it comes after it in the ring.
+        With ageing, a turn that comes after the window in the ring may still go first.
         """
         sight = None
         for _ in range(MOST_LOOKS):
@@ -600,20 +599,20 @@ class _Scheduler:
         return self._in_order(rings), any(len(ring) == most for ring in rings)
 
     def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
-        """The turns that are not in the line, and come after the ``last`` one, in parts."""
+        """The turns that are not in the line and come after ``last``, in parts."""
         standing = {turn for _urgency, turn in line}
         behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
         return self._loaded(behind, want)
 
     def _loaded(self, behind: list[Turn], want: int) -> Iterator[_Line]:
-        """A separate generator, because its input must be fixed: with ageing, serving others changes the order."""
+        """A separate generator, because its input must not change: with ageing, serving a turn changes the order."""
         size = want
         while behind:
             yield self._line_up(behind[:size], want)
             behind, size = behind[size:], size * 2
 
     def _is_out_of_sight(self, place: _Place) -> bool:
-        """Whether there may be turns before it that this claim has not read: those are for the next claim."""
+        """Whether turns that this claim has not read may come before it: those are for the next claim."""
         return self._sight is not None and place > self._sight
 
     def _has_room(self, turn: Turn) -> bool:
@@ -624,13 +623,13 @@ class _Scheduler:
         return not self._window.is_full and (not rows or self._window.fits(rows[0][1]))
 
     def _load(self, turns: list[Turn], want: int) -> None:
-        """Read the messages of all turns at once: as many as each can have at most if all have some, and one more."""
+        """Read the messages of all turns at once: for each, its share if all have messages, and a spare."""
         if not turns:
             return
         self._allowances.load([turn.key for turn in turns])
         here = [(turn.rank, turn.key) for turn in turns]
         there = [(self._ring_rank(turn.key, turn.items), turn.key) for turn in turns]
-        self._tenants.load(here + there, turns)  # a priority may have changed since a turn came into the ring
+        self._tenants.load(here + there, turns)  # a priority may have changed since a turn entered the ring
         most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
@@ -646,7 +645,7 @@ class _Scheduler:
                 self._exhausted.add(each)
 
     def _read_before(self, subqueue: tuple[str, Rank], most: int) -> list[KeyValue] | None:
-        """Its first messages, if as many of them were read on the way, or all there are."""
+        """Its first messages, if earlier reads have brought that many, or all there are."""
         rows, are_all = self._first.get(subqueue, ([], not subqueue[0] and self._has_all_unkeyed))
         return rows[:most] if are_all or len(rows) >= most else None
 
@@ -676,7 +675,7 @@ class _Scheduler:
         return self._insert(turn.key, turn.items, following, _stamp_of(left[0]))
 
     def _waiting(self, turn: Turn, most: int) -> list[KeyValue]:
-        """The sub-queue's messages not chosen yet: at least one more than can be taken, or all."""
+        """The sub-queue's remaining messages: at least one more than can be taken, or all."""
         each = turn.key, turn.items
         rows = self._rows[each]
         if len(rows) > most or each in self._exhausted:
@@ -687,7 +686,7 @@ class _Scheduler:
 
     def _retire(self, turn: Turn) -> None:
         """Make an active sub-queue idle."""
-        if turn.key:  # every claim looks at the ready range, so it needs no guard
+        if turn.key:  # every claim reads the ready range, so it needs no guard
             self._tr.add_read_conflict_range(*range_of(self._keys.items(self._queue, turn.key, turn.items)))
         self._tr.clear(self._keys.active(self._queue, turn.key, turn.items))
 

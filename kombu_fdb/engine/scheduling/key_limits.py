@@ -1,35 +1,34 @@
-"""Enforcement of a key's limits: how many of its messages a claim may serve now, and a publish may add (capacity).
+"""Enforcement of a key's limits: how many messages a claim may serve now, and a publish may add (capacity).
 
 Guarantee KEY-LIMIT.
 
-A claim reads the limits serializably, and also the queue's control, which says whether there are any (``claim.py``): so
-no claim under the old limits commits after a change. The number in flight may be read at snapshot: acks only lower it,
-and claims of one limited key exclude each other through its *bucket*, which each reads serializably and writes. While
-the number of messages without a key in flight is unknown (``limit_changes.py``), none may be taken.
+A claim reads the limits serializably, and the queue's control, which says whether there are any (``claim.py``): so no
+claim under the old limits commits after a change. The number in flight may be read at snapshot: acks only lower it, and
+claims of one limited key exclude each other through its *bucket*, which each reads serializably and writes. While it is
+unknown how many messages without a key are in flight (``limit_changes.py``), none may be taken.
 
 A queue in which no key has limits pays nothing for this, as none of its keys is parked. A transaction that ends a
 lease, and has read (as a conflict) that there are no limits, rings no bell.
 
 Rates. Each key with a rate has one token bucket in the store (https://en.wikipedia.org/wiki/Token_bucket), kept by
-clocks that may be wrong. ``("bucket", queue, key)`` says how many tokens there were, and up to which moment they are
-accounted for. A claim adds what has come since, takes one token for each message, and moves the moment on. A key
-without the row has a full bucket. How much time has passed is measured in two ways, and the longer time counts:
+clocks that may be wrong. ``("bucket", queue, key)`` holds the number of tokens, and the moment up to which they are
+accounted for. A claim adds the tokens that have accrued since, takes one for each message, and advances the moment. A
+key without the row has a full bucket. The time that has passed is measured in two ways, and the longer one counts:
 
 * by the consumer's wall clock, if that is past the moment. The moment never goes back, so the refills of all consumers
-  together amount to the time by which the most advanced clock moved on: the true time and, once, the distance between
-  the clocks.
+  together amount to the advance of the fastest clock: the true time and, once, the difference between the clocks.
 * by how long this process has known the very same row, on its monotonic clock (:func:`known_for_ms`). Each use of a
-  bucket changes its row, so this time is never more than the true one, whatever the wall clocks say. So a clock that
-  was set back, or that of another process far ahead, stops no consumer.
+  bucket changes its row, so this time never exceeds the true one, whatever the wall clocks say. So no consumer is
+  stopped by a clock that was set back, or by another process's clock that is far ahead.
 
-Of many consumers, the one that looks may not have seen the row before. So the promoter, which has seen it since the key
-began to wait, puts the accrued tokens into the bucket (:func:`credit`) before it rings for the key.
+A consumer may look at a row that it has not seen before. So the promoter, which has seen it since the key began to
+wait, puts the accrued tokens into the bucket (:func:`credit`) before it rings for the key.
 
-The moment moves on by what was added, so no time is counted twice. Guarantee SKEW: in any time T at most
-``burst + rate * (T + skew)`` tokens are used, however many consumers or claims there are. ``skew`` is how far the wall
-clocks of consumers and duties are apart, and how long a claim took from its look at the clock to its commit. This holds
-up to :data:`FULL_FOR_MS` of skew. A moment more than a day ahead must come from a broken clock, and is brought back, as
-the key would otherwise wait for it after each restart.
+The moment advances by what was added, so no time is counted twice. Guarantee SKEW: in any time T, consumers use at most
+``burst + rate * (T + skew)`` tokens, however many claims they make. ``skew`` is the difference between the wall clocks
+of consumers and duties, plus the time a claim takes from reading the clock to its commit. This holds up to
+:data:`FULL_FOR_MS` of skew. A moment more than a day ahead must come from a broken clock, and is reset: otherwise the
+key would wait for it after each restart.
 
 The duties clear a bucket that has been full for :data:`FULL_FOR_MS`: no row means a full bucket, too.
 """
@@ -54,7 +53,7 @@ MOST_AHEAD_MS = 24 * 3600 * 1000
 #: How long a bucket must have been full before its row is cleared, by the clock of the process that clears it: while
 #: clocks differ by less, clearing grants no tokens.
 FULL_FOR_MS = 10 * 60 * 1000
-#: The limit of a row's numbers; a moment as late as this is a damaged row's.
+#: The limit for the numbers in a row; only a damaged row has a moment as late as this.
 LAST_MS = 2**64 - 1
 #: A key is looked at again after this time, however low its rate.
 LONGEST_WAIT_MS = 24 * 3600 * 1000
@@ -72,12 +71,12 @@ class Bucket(NamedTuple):
     filled_ms: int
 
 
-#: What this process has seen in rows, by key: the value, and since when, by the monotonic clock.
+#: What this process has seen in rows, by key: the value, and since when (monotonic clock).
 Sightings = dict[bytes, tuple[bytes, float]]
 
 
 def known_for_ms(sightings: Sightings, clock: Clock, key: bytes, value: bytes) -> int:
-    """For how long this process has known the row unchanged, in ms; 0 if it was different, or absent, at the last look.
+    """How long this process has seen the row unchanged, in ms; 0 if it was different, or absent, at the last look.
 
     Thread-safe.
     """
@@ -99,7 +98,7 @@ def refilled(row: bytes | None, limits: KeyLimits, now_ms: int, unchanged_ms: in
     assert limits.rate is not None
     passed_ms = max(now_ms - bucket.filled_ms, unchanged_ms, 0)
     tokens = min(float(limits.burst), bucket.tokens + passed_ms / 1000 * limits.rate)
-    # At least a millisecond later: a use of the bucket must change its row.
+    # At least a millisecond, because each use of the bucket must change its row.
     moment = bucket.filled_ms + max(passed_ms, 1)
     return Bucket(tokens, min(moment, max(now_ms, 0) + MOST_AHEAD_MS))
 
@@ -124,7 +123,7 @@ def _decode(row: bytes | None) -> Bucket | None:
 
 
 def read_buckets(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> list[tuple[KeyValue, int] | None]:
-    """The rows of these queues' and keys' buckets, at snapshot, and for how many ms this process knows them unchanged.
+    """The rows of these queues' and keys' buckets, at snapshot, and how many ms this process has seen them unchanged.
 
     None where there is no row.
     """
@@ -135,10 +134,9 @@ def read_buckets(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings
 
 
 def credit(work: Work, buckets: Iterable[tuple[KeyValue, int] | None]) -> None:
-    """Put into the ``buckets`` the tokens that have come while this process saw them unchanged, by no wall clock.
+    """Put into the ``buckets`` the tokens that have accrued while this process saw them unchanged (monotonic clock).
 
-    They are those of :func:`read_buckets`. The new row's moment is later by as much, so that this time is not counted
-    again.
+    ``buckets`` come from :func:`read_buckets`. The new row's moment advances by that time, so it is not counted again.
     """
     known = [each for each in buckets if each is not None]
     for (row, unchanged_ms), limits in zip(known, _limits(work, [row for row, _ in known]), strict=True):
@@ -150,7 +148,7 @@ def credit(work: Work, buckets: Iterable[tuple[KeyValue, int] | None]) -> None:
 
 
 def clear_full(work: Work, begin: bytes) -> bytes:
-    """Clear full buckets among the next :data:`BUCKETS_PER_PART`. Returns where to go on, b"" at the end."""
+    """Clear full buckets among the next :data:`BUCKETS_PER_PART`. Returns where to continue, b"" at the end."""
     rows = work.tr.get_range(begin, work.keys.all_buckets[1], limit=BUCKETS_PER_PART, snapshot=True)
     for row, limits in zip(rows, _limits(work, rows), strict=True):
         if _is_full(row[1], limits, work.now_ms):
@@ -180,7 +178,7 @@ def _is_full(row: bytes, limits: KeyLimits, now_ms: int) -> bool:
 # -- allowances --------------------------------------------------------------------------------------------------------
 
 
-#: The first phase of a change of limits: how the row of one begins (``limit_changes.py``).
+#: How the row of a change of limits begins in its first phase (``limit_changes.py``).
 COUNTING = b"L"
 UNLIMITED = 2**31
 #: How many keys' numbers are read at once.
@@ -199,7 +197,7 @@ class Allowances:
         self._clock = work.environment.clock
         self._sightings = sightings
         self._limits: dict[str, KeyLimits] = {}
-        #: Bucket and number in flight of each key, as they were found.
+        #: Bucket and number in flight of each key, as read.
         self._found: dict[str, tuple[bytes | None, int]] = {}
         self._rows: dict[str, bytes | None] = {}
         self._flights: dict[str, int] = {}
@@ -240,7 +238,7 @@ class Allowances:
         return free
 
     def wait_ms(self, key: str) -> int:
-        """When to look again if the key's rate is used up; else 0."""
+        """In how many ms to look again if the key's rate is used up; else 0."""
         limits = self._limits.get(key)
         if limits is None or limits.paused or limits.rate is None:
             return 0
@@ -293,7 +291,7 @@ class Allowances:
         return self._rows[key]
 
     def _find(self, key: str) -> tuple[bytes | None, int]:
-        """The key's bucket and number in flight, read with those of up to :data:`TOGETHER` likely keys."""
+        """The key's bucket and number in flight; reads those of up to :data:`TOGETHER` likely keys with them."""
         if key not in self._found:
             others = (each for each, limits in self._limits.items() if each not in self._found and _counts(limits))
             keys = [key, *islice((each for each in others if each != key), TOGETHER - 1)]
@@ -317,9 +315,9 @@ def _counts(limits: KeyLimits) -> bool:
 def check_capacity(work: Work, keys: Mapping[str, Mapping[str, int]]) -> None:
     """Check that what is about to be ready fits. Raises ``CapacityExceeded`` for the first key that is full.
 
-    ``keys``: how many messages come to those of each queue. At snapshot, in one round trip: concurrent publishers may
-    overshoot a little. A delayed message needs no room until it is due, and then enters even a full key, so the retry
-    of a running task is not lost.
+    ``keys``: how many messages are added to each key, by queue. Read at snapshot, in one round trip: concurrent
+    publishers may overshoot a little. A delayed message needs no room: when it is due it enters even a full key, so the
+    retry of a running task is not lost.
     """
     controls = work.routing.controls(work.tr, keys)
     asked = [(queue, key) for queue, control in controls.items() if _has_capacities(control) for key in keys[queue]]

@@ -2,29 +2,29 @@
 
 A change applies from the next claim on, in all processes. A change of one key rings its bell; the work on all keys, and
 on messages in flight, follows in parts. Lowering a limit recalls nothing: what is in flight stays in flight. A limited,
-paused or full key never stands in the way of the others.
+paused or full key never blocks the others.
 
 Model. The transaction that changes limits is small, however many keys and leases there are: it writes the limits and,
 if there is more to do, ``("relimit", queue)``, which records the progress. Three phases follow. Each is a walk whose
-position is stored in that row, so that any process can go on where the last one stopped:
+position is stored in that row, so any process can continue where the last one stopped:
 
 * *leases*: a message without a key that was leased from a queue without limits is counted among its queue's leases
-  only, and the end of its lease rings no bell. Its lease is rewritten as that of the key "", and counted. This comes
-  with a queue's first limit. Until it is done, it is unknown how many messages without a key are in flight, so none is
-  served that has a limit in flight (``key_limits.py``). Guarantee KEY-LIMIT.
-* *parked*: any key may be parked for a reason that no longer holds, so the bell of each key is rung. If all are paused
-  now, tenants' keys leave the ring, as a single key that is paused does at once (``fair.py``).
-* *ring*: a turn stands at the rank that its key's priority had when it came into the ring. A turn that now belongs
-  elsewhere is taken out, and its key's bell is rung: the next claim puts it where it belongs, as a newcomer. Otherwise
-  the first such turn would be served alone until its key has no messages, as the others are behind it. If a single key
-  in the ring gets another priority, only this phase follows.
+  only, and the end of its lease rings no bell. Its lease is rewritten as one of the key "", and counted. This phase
+  follows a queue's first limit. Until it is done, it is unknown how many messages without a key are in flight, so none
+  is served if their number is limited (``key_limits.py``). Guarantee KEY-LIMIT.
+* *parked*: any key may be parked for a reason that no longer applies, so the bell of each key is rung. If all keys are
+  now paused, tenants' keys leave the ring, as a single paused key does at once (``fair.py``).
+* *ring*: a turn has the rank of its key's priority at the time it entered the ring. A turn that now has another rank is
+  taken out, and its key's bell is rung: the next claim inserts it as a newcomer. Otherwise the first such turn, being
+  ahead of all others, would be served alone until its key has no messages. If a single key in the ring gets another
+  priority, only this phase follows.
 
-Why no lease is missed. Claims conflict on the queue's control, which the change has written: a claim that commits after
-it knows the limits and counts its leases. Earlier leases are still there, or end, and a lease that ends while it is
+Why no lease is missed. Claims conflict on the queue's control, which the change writes: a claim that commits later
+knows the limits and counts its leases. Earlier leases still exist or have ended, and a lease that ends while it is
 rewritten causes a conflict. Why no key is forgotten: a key that is parked after the change is parked by the new limits.
 Why no turn stays at a wrong rank: a turn that enters the ring after the change is placed by the new priorities.
 
-The process that changes the limits does all parts at once. If that process dies, the duties go on (``duties.py``).
+The process that changes the limits does all parts at once. If that process dies, the duties continue (``duties.py``).
 Parts may be repeated, and two processes that do the same one conflict.
 """
 
@@ -58,7 +58,7 @@ from kombu_fdb.store.protocol import KeyValue
 
 #: How many queues with changed limits one transaction looks for.
 QUEUES_PER_LOOK = 1_000
-#: A lease carries its record, up to 100 kB of it: this many stay below what one transaction holds.
+#: A lease carries its record, up to 100 kB: this many fit into one transaction.
 LEASES_PER_PART = 50
 MARKS_PER_PART = 500
 TURNS_PER_PART = 500
@@ -74,7 +74,7 @@ def begin(work: Work, queue: str, *, first: bool) -> None:
 
 
 def begin_ring(work: Work, queue: str) -> None:
-    """Note that turns stand at ranks where they no longer belong. A change noted before ends with that phase, too."""
+    """Note that turns have outdated ranks. An unfinished change includes this phase already."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
     if stored is None or stored.startswith(_RING):
@@ -88,7 +88,7 @@ def relimited_queues(work: Work) -> list[str]:
 
 
 def part(work: Work, queue: str) -> bool:
-    """Do the next part of the work that a change of the queue's limits has left. Returns whether there may be more."""
+    """Do the next part of the work that a change of the queue's limits leaves. Returns whether there may be more."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
     if stored is None:
@@ -109,7 +109,7 @@ def _count(work: Work, queue: str, position: bytes) -> bytes | None:
         _count_lease(work, queue, row)
     if len(rows) == LEASES_PER_PART:
         return COUNTING + rows[-1][0][len(work.keys.prefix) :]
-    work.effects.spared(queue, "")  # the key "" may have been parked meanwhile
+    work.effects.spared(queue, "")  # the key "" may have been parked since
     return _PARKED
 
 
@@ -117,7 +117,7 @@ def _count_lease(work: Work, queue: str, row: KeyValue) -> None:
     key, value = row
     try:
         of, place, record = Message.of_lease(value)
-    except FormatError:  # the sweep sets it aside for a person to look at
+    except FormatError:  # the sweep dead-letters it
         return
     if of == queue and not has_key(place):
         work.tr.add_read_conflict_key(key)
@@ -140,7 +140,7 @@ def _ring(work: Work, queue: str, marks: list[KeyValue]) -> None:
 
 
 def _pause(work: Work, queue: str, marks: list[KeyValue]) -> None:
-    """Pause those tenants' keys that have no limits of their own, and so are paused by those of every key."""
+    """Pause the tenants' keys that have no limits of their own, and are paused by those of every key."""
     named = [
         (key, row)
         for row in marks
@@ -165,7 +165,7 @@ def _rank_anew(work: Work, queue: str, position: bytes) -> bytes | None:
 
 
 def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[fair.Turn]:
-    """The turns that belong to another rank now. At snapshot: a change of that is noted in the queue's row."""
+    """The turns that now belong to another rank. Read at snapshot: a further change rewrites the queue's row."""
     keys = work.keys
     found = [fair.Turn(*parts, Rank(items)) for parts, items in readable(entries, partial(keys.split_ring, queue))]
     names = sorted({turn.key for turn in found})
@@ -263,7 +263,7 @@ def set_control(
 
 
 def _can_be_read(control: bytes | None) -> bool:
-    """Whether the control can be read; if not, it is unknown which keys are parked by it."""
+    """Whether the control can be read; if not, it is unknown which keys it has parked."""
     try:
         decode_control(control)
     except FormatError:
@@ -301,7 +301,7 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
 
 
 def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyLimits) -> None:
-    """Take out a key's turns if it is paused, or they belong elsewhere now: a tenant's at once, others' in parts."""
+    """Take out a key's turns if it is paused or they have another rank now: a tenant's at once, others' in parts."""
     is_moved = before.priority != after.priority
     if is_moved or after.paused:
         fair.pause(work, queue, key)
@@ -310,7 +310,7 @@ def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyL
 
 
 def change(work: Work, queue: str, key: str, changes: Mapping[str, Any]) -> KeyLimits:
-    """Change some limits of the key and leave its others, or those of every key. Raises ``InvalidArgument``."""
+    """Change some of the key's limits. Its other limits, or those of every key, stay. Raises ``InvalidArgument``."""
     changed = _replace(read(work, queue, key), changes)
     limit(work, queue, key, changed)
     return changed

@@ -1,55 +1,54 @@
 """Wait queue: competing consumers wait for one another instead of racing, and the first one claims for all of them.
 
-Consumers of the same queues want the same messages, those at the head. If each consumer claims for itself, one wins and
-the others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole wait
-queue in one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir,
-SPAA 2010, https://doi.org/10.1145/1810479.1810540), and the way in which a consumer learns of its turn is that of queue
-locks (Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves
+Consumers of the same queues compete for the same messages, those at the head. If each consumer claims for itself, one
+wins and the work of the others is wasted. So each writes what it wants into a *demand*, and the *first* one serves the
+whole wait queue in one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit,
+Tzafrir, SPAA 2010, https://doi.org/10.1145/1810479.1810540), and a consumer learns of its turn as in queue locks
+(Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves
 high-contention queues in the same way (https://apple.github.io/foundationdb/queues.html).
 
-Model. A demand is two rows: one in the wait queue, behind those that came earlier, ``("line", name, stamp)``; and one
-under its owner's name, ``("demand", session, first)``, which says how it *stands*:
+Model. A demand is two rows: one in the wait queue, behind those that joined earlier, ``("line", name, stamp)``; and one
+under its owner's session, ``("demand", session, first)``, which holds its *state*:
 
 * W, it waits. Both rows are there, and the second one contains the stamp that is in the first one's key.
 * G, it was granted messages: they are leased to its owner, in the block of numbers that begins with ``first``.
-* E, it has ended without any: its owner has left, or another consumer evicted it.
+* E, it has ended without messages: its owner has left, or another consumer has evicted it.
 
 What moves it:
 
-* nowhere -> W: *join*. A blind write, which takes the owner's acks along. It conflicts with no other join or serve.
-* W -> G: *serve*, by the first consumer of the wait queue. It reads how the demand stands, and the owner's session, as
+* nowhere -> W: *join*. A blind write, which takes the owner's acks along. It conflicts with no other join or service.
+* W -> G: *serve*, by the first consumer of the wait queue. It reads the demand's state, and the owner's session, as
   conflicts.
-* W -> E: *leave*, by its owner, or *evict*, by a consumer that waits behind it, has seen it in front for too long, and
-  knows that there is work. Both read how it stands, so they come either before or after a serve, and the later one sees
-  the earlier.
-* G, E -> nowhere: with the next join of its session, or with the session's end.
+* W -> E: *leave*, by its owner, or *evict*, by a consumer that waits behind it, has seen it first for too long, and
+  knows that there is work. Both read its state as a conflict, so each comes before or after a service, and the later
+  transaction sees the earlier.
+* G, E -> nowhere: at the next join of its session, or at the session's end.
 
 A row of the wait queue that can't be read, or whose demand does not wait there, is evicted like a consumer that does
-not serve. So an older version may evict the row of a demand that waits: its owner finds the row gone, and joins again.
+not serve. So an older version may evict a newer version's row: its owner finds the row gone, and joins again.
 
-Each consumer watches its own demand, and those of the three right before it in the wait queue. Whatever happens to
-these is committed after its look, and fires the watch. So however many are served at once, a consumer does not miss
-that it has become the first, or one of the two behind the first, which replace dead consumers before them. When one
-message comes to fifty idle consumers, four wake up: the first of the wait queue, which alone watches the queues, and
-the three behind it.
+Each consumer watches its own demand, and those of the three right before it in the wait queue. Every change of these
+commits after its look, and fires the watch. So however many are served at once, a consumer notices when it becomes the
+first, or one of the two behind it, which replace dead consumers ahead of them. When one message arrives for fifty idle
+consumers, four wake up: the first of the wait queue, which alone watches the queues, and the three behind it.
 
 What happens at each failure:
 
-* The first one dies, or is frozen. Those behind it look after a while, and see the same consumer first and work
-  waiting. They look once more when their patience is over, and evict it (``process/combiner_client.py``). If it was
-  only slow, it finds that its demand has ended, and joins again; if it serves meanwhile, one of the two transactions
+* The first consumer dies, or is frozen. Those behind it look after a while, and see the same consumer first and work
+  waiting. They look again when their patience is over, and evict it (``process/combiner_client.py``). If it was only
+  slow, it finds that its demand has ended, and joins again; if it serves at that moment, one of the two transactions
   conflicts.
 * A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They are released with
   the others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
 * The answer to a join, or to a grant, is lost: ``Sessions.recover`` seals the session, with which every join and every
   serve conflicts, and then drops the demand and releases what is leased in its block.
-* The answer to a serve is lost: its retry reads how the demands stand. Those that were granted messages no longer wait.
+* The answer to a service is lost: its retry reads the demands' states. Those that were granted messages no longer wait.
 
-The patience of the waiters is stored in the wait queue as well, in ``("served", name)``: each service writes its own
-estimate, each eviction doubles the last one. So where services take long, no consumer has to learn that by itself.
+The waiters' patience is stored, too, in ``("served", name)``: each service writes its estimate, each eviction doubles
+the last one. So if services take long, no consumer has to learn that by itself.
 
-Safety depends on no clock and no process, only speed does: several consumers that each believe they are first are
-safe, as they conflict. Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
+No clock and no process affects safety, only speed: if several consumers each believe they are first, they conflict.
+Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
 """
 
 from __future__ import annotations
@@ -74,26 +73,26 @@ MOST_LEASES = 2**62
 #: How many rows of its wait queue the first consumer sees, and how many rows right before it any other consumer
 #: watches.
 SEEN, NEAR = 64, 3
-#: What a demand's row in the wait queue holds: session, number of its first lease, how many messages.
+#: The contents of a demand's row in the wait queue: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
-#: What the row of a wait queue's last service holds: the session, and for how many ms the others are patient.
+#: The contents of the row of a wait queue's last service: the session, and the others' patience in ms.
 _SESSION, _MS = 16, struct.Struct(">I")
-#: Follows a stamp in the wait queue's keys, where messages have their number within the transaction.
+#: Follows a stamp in the wait queue's keys; a message's key has its number within the transaction there.
 _ALONE = b"\x00\x00"
 
 
-#: Those that wait, in order: the keys of their rows, and their demands. What can't be read is left out.
+#: The waiters, in order: the keys of their rows, and their demands. Unreadable rows are left out.
 Waiting = dict[bytes, Demand]
 
 
 class Standing(NamedTuple):
-    """How a demand stands in its wait queue, as a look has found it.
+    """The state of a demand and its wait queue, as a look has found it.
 
-    ``stands``: W, G or E. ``first``: the key of the wait queue's first row. ``waiting``: the wait queue, as far as it
-    was read; only the first consumer reads it. ``server``: the session that served the wait queue last. ``behind``: how
-    many stand before it: 0 for the first, 1 for the next, 2 and 3 for the two after that; None for all others.
-    ``patience_s``: how long the first may do nothing while there is work; 0.0 if no service has written it.
+    ``stands``: W, G or E. ``first``: the key of the wait queue's first row. ``waiting``: the front of the wait queue;
+    only the first consumer reads it. ``server``: the session that served the wait queue last. ``behind``: how many
+    waiters are ahead of it: 0 for the first, up to 3 for the three after it; None for all others. ``patience_s``: how
+    long the first may be idle while there is work; 0.0 if no service has written it.
     """
 
     stands: bytes
@@ -117,7 +116,7 @@ class Standing(NamedTuple):
         return self.behind == 1
 
 
-#: For a demand that was granted something, if nothing else was read.
+#: The standing of a demand that was granted messages, if nothing else was read.
 STANDS_GRANTED = Standing(GRANTED, b"", {}, b"", [])
 
 
@@ -136,7 +135,7 @@ def _digest(queues: tuple[str, ...]) -> bytes:
 
 
 def first_range(work: Work, wait_queue: bytes) -> tuple[bytes, bytes, int]:
-    """Where the first consumer stands, if there is one: a range and how many rows of it."""
+    """Where the first consumer's row is, if there is one: a range and how many rows of it."""
     return (*range_of(work.keys.wait_queue(wait_queue)), 1)
 
 
@@ -150,7 +149,7 @@ def join(work: Work, demand: Demand, over: Iterable[int]) -> None:
 
 
 def look(work: Work, demand: Demand) -> Standing:
-    """How the demand stands; if it waits and is not the first, watch for a change of that. Two round trips."""
+    """The demand's standing; if it waits and is not the first, watch for a change. Two round trips."""
     keys = work.keys
     own, served = keys.demand(demand.session, demand.first), keys.served(demand.wait_queue)
     begin, end, _ = in_wait_queue = first_range(work, demand.wait_queue)
@@ -164,7 +163,7 @@ def look(work: Work, demand: Demand) -> Standing:
         return Standing(GRANTED if value[:1] == GRANTED else ENDED, first, {}, server, [])
     if row == first:
         waiting = waiting_in(demand.wait_queue, work.tr.get_range(begin, end, limit=SEEN, snapshot=True))
-        if waiting.get(row) != demand:  # damaged: it would be the first forever, and serve none
+        if waiting.get(row) != demand:  # damaged: it would be the first forever, and never serve
             return Standing(ENDED, first, {}, server, [])
         return Standing(WAITING, first, waiting, server, [], 0, patience_s)
     here = work.tr.get_range(begin, row + b"\x00", limit=1 + NEAR, reverse=True, snapshot=True)
@@ -177,7 +176,7 @@ def look(work: Work, demand: Demand) -> Standing:
 
 
 def end(work: Work, session_id: SessionId, first: int) -> bytes:
-    """End the demand, if it waits. Returns how it stood before: W, G, or E."""
+    """End the demand, if it waits. Returns its state before: W, G, or E."""
     key = work.keys.demand(session_id, first)
     value = work.tr.get(key) or ENDED
     row = _row_of(work, value)
@@ -188,7 +187,7 @@ def end(work: Work, session_id: SessionId, first: int) -> bytes:
 
 
 def drop(work: Work, session_id: SessionId, first: int) -> None:
-    """Clear all rows of the demand, however it stood."""
+    """Clear all rows of the demand, whatever its state."""
     key = work.keys.demand(session_id, first)
     row = _row_of(work, work.tr.get(key) or b"")
     if row is not None:
@@ -197,7 +196,7 @@ def drop(work: Work, session_id: SessionId, first: int) -> None:
 
 
 def evict(work: Work, wait_queue: bytes, row: bytes, patience_s: float) -> None:
-    """End the wait of the consumer at this row. ``patience_s``: how long the others are patient from now on."""
+    """End the wait of the consumer at this row. ``patience_s``: the others' new patience."""
     value = work.tr.get(row)
     if value is None:
         return
@@ -209,7 +208,7 @@ def evict(work: Work, wait_queue: bytes, row: bytes, patience_s: float) -> None:
 
 
 def waits(work: Work, row: bytes, demand: Demand, stands: bytes | None) -> bool:
-    """Whether the demand in this row of the wait queue is still to be served."""
+    """Whether the demand in this row of the wait queue still waits."""
     return _waits_at(work, demand, stands or b"") == row
 
 
@@ -230,7 +229,7 @@ def served(work: Work, demand: Demand, patience_s: float) -> None:
 
 
 def granted(value: bytes) -> dict[str, int] | None:
-    """The timeouts in the demand's row if it was granted something, else None."""
+    """The timeouts in the demand's row if it was granted messages, else None."""
     if value[:1] != GRANTED:
         return None
     try:
@@ -241,7 +240,7 @@ def granted(value: bytes) -> dict[str, int] | None:
 
 
 def forget(work: Work, session_id: SessionId) -> None:
-    """Clear what the demands of a session have left, wherever they stand."""
+    """Clear what the demands of a session have left in any wait queue."""
     whole = work.keys.demands(session_id)
     for _key, value in work.tr.get_range(*whole):
         row = _row_of(work, value)
@@ -263,7 +262,7 @@ def _waits_at(work: Work, demand: Demand, value: bytes) -> bytes | None:
 
 
 def _row_of(work: Work, value: bytes) -> bytes | None:
-    """The row in the wait queue of a waiting demand, from how it stands."""
+    """A waiting demand's row in the wait queue, by the value of its state."""
     stamp, wait_queue = value[_STAMP], value[_STAMP.stop :]
     if value[:1] != WAITING or len(stamp) != _STAMP.stop - _STAMP.start:
         return None
@@ -271,7 +270,7 @@ def _row_of(work: Work, value: bytes) -> bytes | None:
 
 
 def waiting_in(wait_queue: bytes, rows: Iterable[KeyValue]) -> Waiting:
-    """Those that wait in these rows."""
+    """The waiters in these rows."""
     return {key: demand for key, value in rows if (demand := _decode(wait_queue, value)) is not None}
 
 

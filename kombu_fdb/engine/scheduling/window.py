@@ -1,7 +1,7 @@
 """Window: how much one claim takes, for whom, and from where.
 
 A claim is bounded in bytes, too: it writes each record into a lease, and reads each payload, while a transaction takes
-10,000,000 bytes and 5 seconds. The first message always has room, so even the largest one gets through, alone.
+10,000,000 bytes and 5 seconds. The first message always fits, so even the largest one gets through, alone.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class QueueState(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """One attempt of one claim. A call that only reads has no session and infinite room."""
+    """One attempt of one claim. A read-only call has no session and infinite room."""
 
     session: SessionId
     #: Number of the first lease; the caller reserved ``limit`` of them before the retry loop.
     next_number: int
     limit: int
-    #: A random place to begin among the arrivals of a fair queue: if there are more newcomers than one claim can
-    #: admit, none of them is always the last.
+    #: A random place to begin among the arrivals of a fair queue: if there are more newcomers than one claim can admit,
+    #: none is always last.
     first_bucket: int = 0
     #: Queues that were fair when this process last claimed from them: their order is read together with their heads.
     fair_queues: set[str] = field(default_factory=set)
-    #: How long token buckets were seen unchanged (``key_limits.py``).
+    #: Since when this process has seen token buckets unchanged (``key_limits.py``).
     sightings: Sightings | None = None
     #: By queue, the tag of the consumer that claims, where only one may be active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)
-    #: Whether it gives way to those in a wait queue for the same queues: it raises ``Outrun`` before it does anything.
+    #: Whether it gives way to a wait queue for the same queues: then it raises ``Outrun`` before it does anything.
     gives_way: bool = False
-    #: Whether it takes each message apart, and so does not conflict with one that is released in between: for a claim
-    #: that has already lost a race.
+    #: Whether it takes each message separately, and so does not conflict with one that is released in between: for a
+    #: claim that has already lost a race.
     apart: bool = False
     #: Queues whose messages are taken without a lease.
     no_ack: Collection[str] = ()
@@ -62,11 +62,11 @@ class Window:
     most_payload_bytes: float = PAYLOAD_BYTES
     record_bytes: int = 0
     payload_bytes: int = 0
-    #: Whether a message did not fit; then none after it is taken either, so that the order stays.
+    #: Whether a message did not fit; then no later one is taken either, which preserves the order.
     is_full: bool = False
 
     def take(self, rows: Sequence[KeyValue]) -> int:
-        """How many of these messages fit, from the first on. Takes their room."""
+        """How many of these messages fit, from the first on. Uses up their room."""
         values = [value for _, value in rows]
         records, payloads = self.record_bytes + sum(map(len, values)), self.payload_bytes + size_of(*values)
         if records <= self.most_record_bytes and payloads <= self.most_payload_bytes and not self.is_full:

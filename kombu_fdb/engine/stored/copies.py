@@ -1,26 +1,26 @@
-"""Copies: the chunks of a large payload, once more, for a message that dies into several queues.
+"""Copies: further copies of a large payload's chunks, for a message that is dead-lettered to several queues.
 
 The chunks of a payload belong to one message id, so each further queue that a dead letter reaches gets chunks of its
 own. A few are copied by the burial itself. More than :data:`COPIED_BYTES` would not fit into its transaction: they are
-copied beforehand, part by part, while the message stays where it is; the burial then only writes records. So a burial
-of any size fits.
+copied in advance, in parts, while the message stays where it is; the burial then only writes records. So a burial of
+any size fits.
 
-A message from outside may become a dead letter at once: a full queue refuses it, or its task has failed after it was
-acknowledged. Its payload is stored nowhere yet, so its copies are written from the caller's payload, and it has no
-place until the burial commits: all its dead letters appear, or none. Its id must be the same in each run of the burial.
+A message from outside may become a dead letter directly: a full queue refuses it, or its task has failed after it was
+acknowledged. Its payload is not stored, so its copies are written from the caller's payload, and it has no place until
+the burial commits: all its dead letters appear, or none. Its id must be the same in each run of the burial.
 
 Model. ``("copy", message_id, target)`` holds the id of the copy and how many chunks of it are there.
 
 * none -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing` and changes nothing; its process
   makes the copy (``Transactions.write``) and runs the burial again.
 * copying -> *complete*: each part reads the row serializably and increases its number. Two processes that copy the same
-  message conflict there, and so share the work. A copy whose source was acknowledged meanwhile is complete too, and too
-  short: if that message comes again, the copy is begun anew.
+  message conflict there, and so share the work. If the source is acknowledged during the copying, the copy ends
+  complete but too short: if that message comes again, its copy is restarted.
 * complete -> gone: the burial clears the row in the transaction that stores the copy's record.
 
-If the copier dies, the next process that tries to bury the message goes on where it stopped. If none does, because the
-message was acknowledged meanwhile or came from outside, the duties clear the row and the chunks after a while; a burial
-at that moment conflicts with them.
+If the copier dies, the next process that tries to bury the message continues. If none does, because the message was
+acknowledged or came from outside, the duties clear the row and the chunks after a while; a concurrent burial conflicts
+with that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Record, chunks_of
 from kombu_fdb.store.protocol import KeyValue
 
-#: How much a burial copies by itself, for all its further queues together.
+#: How much a burial copies by itself, for all further queues together.
 COPIED_BYTES = 1_000_000
 CHUNKS_PER_TRANSACTION = 16
 
@@ -55,7 +55,7 @@ class CopiesMissing(Exception):
 
 
 def take(work: Work, record: Record, targets: Sequence[str], payload: bytes) -> list[bytes]:
-    """The ids of the complete copies for these queues, which the caller takes over. Raises ``CopiesMissing``.
+    """Hand over the complete copies for these queues: their ids. Raises ``CopiesMissing``.
 
     ``payload``: that of a message from outside, else b"".
     """
@@ -74,9 +74,9 @@ def take(work: Work, record: Record, targets: Sequence[str], payload: bytes) -> 
 
 
 def _is_stale(work: Work, record: Record, chunks: int, payload: bytes) -> bool:
-    """Whether a complete copy is shorter than its message, because its source was acknowledged meanwhile.
+    """Whether a complete copy is shorter than its message, because its source was acknowledged too early.
 
-    If the message itself has lost chunks, its copy is as good as it gets.
+    If the message itself has lost chunks, a short copy is the best possible.
     """
     if chunks >= record.chunks:
         return False
@@ -84,12 +84,12 @@ def _is_stale(work: Work, record: Record, chunks: int, payload: bytes) -> bool:
 
 
 def copy_part(work: Work, missing: CopiesMissing, target: str, new_id: bytes, most: int) -> bool:
-    """Copy up to ``most`` more chunks. Returns whether the copy is complete. ``new_id``: for a copy that is begun."""
+    """Copy up to ``most`` more chunks. Returns whether the copy is complete. ``new_id``: for a new copy."""
     row = work.keys.copy(missing.message_id, target)
     copy_id, begun, complete = _decode(work.tr.get(row))
     if complete and begun >= missing.chunks:
         return True
-    if complete:  # cut short: begun anew
+    if complete:  # too short: copied again
         work.tr.clear_range(*work.keys.bodies(copy_id))
         begun = 0
     copy_id = copy_id if begun else new_id
@@ -113,7 +113,7 @@ def _stored(work: Work, message_id: bytes, first: int, most: int) -> list[tuple[
 
 
 def clear_abandoned(work: Work, row: KeyValue) -> bool:
-    """Clear a copy that no burial took, if its row is still what was observed."""
+    """Clear a copy that no burial has taken, if its row is unchanged since it was observed."""
     key, value = row
     if work.tr.get(key) != value:
         return False
@@ -123,7 +123,7 @@ def clear_abandoned(work: Work, row: KeyValue) -> bool:
 
 
 def _decode(value: bytes | None) -> tuple[bytes, int, bool]:
-    """Id, number of chunks, and whether these are all; none for unreadable bytes."""
+    """Id, number of chunks, and whether these are all; an empty copy for unreadable bytes."""
     if value is None or len(value) != _HEAD.size:
         return b"", 0, False
     copy_id, chunks, complete = _HEAD.unpack(value)

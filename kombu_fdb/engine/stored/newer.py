@@ -1,21 +1,20 @@
-"""Newer: messages of a newer version that an older process can't pass on, kept until a newer one can read them.
+"""Newer: messages of a newer version that an older process can't handle, kept until a newer process reads them.
 
-While a fleet is upgraded, old processes meet messages of new ones. They handle them as usual where they need not read
-their contents: every version keeps the fields that this takes (``codec.py``). Where an old process would have to read
-such a message, it neither delivers nor buries it: the message is *kept*.
+While a fleet is upgraded, old processes meet messages of new ones. They handle them as usual unless they must read
+their contents: every version keeps the fields that this needs (``codec.py``). If an old process would have to read such
+a message, it neither delivers nor buries it: the message is *kept*.
 
 Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease, as it was.
 
-* in its place -> kept: an old process meets it in a claim, or finds its lease in a dead session. Or the process would
-  bury it, because it is over its delivery limit or must give way to others. One transaction moves it out of its place
-  (ONE-PLACE).
+* in its place -> kept: an old process meets it in a claim, finds its lease in a dead session, or would bury it, because
+  it is over its delivery limit or must give way to others. One transaction moves it out of its place (ONE-PLACE).
 * kept -> in its place: any process that knows the version returns it (``release.py``); two processes that try conflict
   on the row.
 
-A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor
-has to give way, and stays when its queue is purged or deleted, as a leased one does. Messages after it are served
-meanwhile. It keeps its stamp, and so its row among its task's messages (``messages/message.py``). When it has come
-back, an old consumer may meet it before a new one and keep it again; that ends when the last old process has gone.
+A kept message delays no others: the messages after it are served. It is counted, so that operators see it
+(``QueueCounts.newer``). It neither expires nor gives way, and stays when its queue is purged or deleted, as a leased
+one does. It keeps its stamp, and so its row in the index by task (``messages/message.py``). Once it is regained, an old
+consumer may keep it again before a new one claims it; that ends with the last old process.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def _place(keys: Keyspace, queue: str, place: bytes) -> Place:
 
 
 def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
-    """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is not newer."""
+    """Keep a newer lease, which its caller clears and ends. Returns queue and place; None if it is not newer."""
     kept = read_or(None, codec.Message.of_lease, value, newer=True)
     if kept is None or value[0] <= codec.LEASE_VERSION:
         return None

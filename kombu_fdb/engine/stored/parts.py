@@ -1,16 +1,16 @@
-"""Parts: work that one transaction can't hold, or one turn can't do; how large a part is, and where the next begins.
+"""Parts: work too large for one transaction or one turn; how large a part is, and where the next begins.
 
-A part has two bounds. A :class:`Budget` limits the caller: when its time or its transactions are used up, it is the
-next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how
-many messages fit is not known beforehand. So the number is found as TCP finds its window (RFC 5681): halved after a
-batch that was too large, doubled after one that was not. A wrong batch costs time, never correctness, so it has no
+A part has two bounds. A :class:`Budget` limits the caller: when its time or its transactions are used up, the next
+caller has its turn. An :class:`AdaptiveBatch` adapts to the store: a transaction's size and age are limited, and how
+many messages fit is not known in advance. So the number is found as TCP finds its window (RFC 5681): halved after a
+batch that was too large, doubled after one that was not. A wrong batch costs time, never correctness, so it needs no
 lock.
 
-A *run* is a series of adjacent rows, as a transaction has read them, that one call clears. With FoundationDB each call
+A *run* is a series of adjacent rows that a transaction has read, and clears in one call. With FoundationDB each call
 costs its client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a key
 that is claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a
-transaction that puts a row between them meanwhile. So runs are used where that hardly ever happens: publishers write
-after such rows, and released messages usually return before them.
+concurrent transaction that adds a row between them. So runs are used where that is rare: publishers write after such
+rows, and released messages usually return before them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Budget:
-    """A number of seconds and of transactions, whichever ends first. Not thread-safe."""
+    """A number of seconds and of transactions, whichever runs out first. Not thread-safe."""
 
     def __init__(self, clock: Clock, *, seconds: float = math.inf, transactions: float = math.inf) -> None:
         self._clock = clock
@@ -41,11 +41,11 @@ class Budget:
         self._left = transactions
         #: Whether anything was taken from it.
         self.is_used = False
-        #: Whether the budget was too small, and the work is not done.
+        #: Whether the budget was too small, so the work is unfinished.
         self.is_spent = False
 
     def spend(self) -> bool:
-        """Take one transaction. False if there is none left, or no time."""
+        """Take one transaction. False if none is left, or no time."""
         if self._left < 1 or self._clock.monotonic() >= self._deadline:
             self.is_spent = True
             return False
@@ -64,12 +64,12 @@ class AdaptiveBatch:
         self.size = most
 
     def run(self, part: Callable[[int], T], wanted: float = math.inf) -> T:
-        """Run ``part`` with as many messages as fit, ``wanted`` at most. Raises the store's error if one is too many.
+        """Run ``part`` with as many messages as fit, ``wanted`` at most. Raises the store's error if even one fails.
 
         A part that was too large is tried again at once with half as many. One that was too old, or not answered in
-        time, has cost the caller that time: the next call takes half as many. A full disk refuses a part that makes the
-        messages it moves larger. That costs no time, and may hold up messages that would not become larger, so such a
-        part is also halved at once.
+        time, has used up the caller's time: the next call takes half as many. A full disk refuses a part that adds to
+        the messages it moves. That costs no time, and may hold up messages that would not grow, so such a part is also
+        halved at once.
         """
         while True:
             size = int(min(self.size, wanted))
@@ -94,7 +94,7 @@ class AdaptiveBatch:
 
 
 def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
-    """Up to ``most`` rows of the ranges, which are in the order of their keys, and where to go on; b"" at the end.
+    """Up to ``most`` rows of the ranges, which are in key order, and where to continue; b"" at the end.
 
     ``cursor``: b"" to begin with. Snapshot, in one round trip.
     """
@@ -105,7 +105,7 @@ def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> 
 
 #: The first bytes of a stamp: the version of the commit.
 VERSION_BYTES = 10
-#: The version of a queue to which no message has come: it bounds nothing.
+#: The version of a queue that has never had a message: it bounds nothing.
 NO_LAST = b"\xff" * VERSION_BYTES
 
 
@@ -115,9 +115,9 @@ def came_by(last: bytes, key: bytes) -> bool:
 
 
 def rows_by(work: Work, ranges: Sequence[Range], cursor: bytes, most: int, last: bytes) -> tuple[list[KeyValue], bytes]:
-    """Those of :func:`rows_from` that were there by ``last``; adjacent later ones are skipped together.
+    """The rows of :func:`rows_from` that were there at ``last``; adjacent later rows are skipped together.
 
-    So a walk ends, however fast messages come meanwhile.
+    So a walk ends, however fast messages arrive.
     """
     rows, following = rows_from(work, ranges, cursor, most)
     if following and not came_by(last, rows[-1][0]):
@@ -131,7 +131,7 @@ def mark(last: bytes, cursor: bytes) -> bytes:
 
 
 def split_mark(mark: bytes) -> tuple[bytes, bytes]:
-    """The version at which the walk ends, and the cursor; for b"", none of either."""
+    """The version at which the walk ends, and the cursor; for b"", both are empty."""
     return mark[:VERSION_BYTES], mark[VERSION_BYTES:]
 
 
@@ -139,7 +139,7 @@ def split_mark(mark: bytes) -> tuple[bytes, bytes]:
 
 
 def runs_of(rows: Iterable[bytes], taken: Collection[bytes]) -> list[list[bytes]]:
-    """Those of ``rows`` that are ``taken``, as runs; ``rows`` are in the order in which they were read."""
+    """The ``taken`` rows as runs; ``rows`` are in the order in which they were read."""
     return [list(run) for is_taken, run in groupby(rows, taken.__contains__) if is_taken]
 
 

@@ -1,30 +1,30 @@
-"""Sessions: the consumer processes, and how the others find out that one is dead.
+"""Sessions: the consumer processes, and how they find out that one of them is dead.
 
 Model. A session is *open* while ``("session", id)`` exists. Its owner changes ``("beat", id)`` every few seconds.
-Everything the session claims stands under ``("lease", id, number)``.
+Everything the session claims is under ``("lease", id, number)``.
 
-* open -> fenced: a process clears ``("session", id)``. The owner does it itself when it closes. Any other process does
-  it after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by its own
-  monotonic clock (``FailureDetector``). It must also have seen no sign that the session's process computes
-  (``duty_cycle.py``). No two machines' clocks are compared, and store versions are never used as time: they advance by
-  a million a second and jump by a hundred million in a recovery.
-* fenced -> gone: the process that fenced it, or any other that finds leases of a session that no longer exists,
-  releases the messages (``release.release_part``) until none is left.
+* open -> fenced: a process clears ``("session", id)``. The owner does so when it closes. Any other process does so
+  after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by its own
+  monotonic clock (``FailureDetector``), and no sign that the session's process computes (``duty_cycle.py``). No two
+  machines' clocks are compared, and store versions are never used as time: they advance by a million a second and jump
+  by a hundred million in a recovery.
+* fenced -> gone: the process that fenced it, or any other that finds leases of a fenced session, releases the messages
+  (``release.release_part``) until none is left.
 
-What happens at each failure. Claims and beats read ``("session", id)`` serializably. One that runs while the session is
-fenced either commits before, and the sweep finds its leases, or conflicts and then finds no session. The owner learns
-of its end from its next beat or claim and opens another session. A beat in flight while the session is fenced aborts
+What happens at each failure. Claims and beats read ``("session", id)`` serializably. One that runs during the fencing
+either commits before it, and the sweep finds its leases, or conflicts and then finds no session. The owner learns of
+the fencing from its next beat or claim and opens another session. A beat in flight while the session is fenced aborts
 the fencing, because the fencing reads the beat. If the process that fenced the session dies before all leases are
 released, the beat record is still there, so the next observer finishes the work. The beat is cleared only when no lease
 is left.
 
-A claim whose answer was lost may still commit after its owner has given up on it, for as long as the session is open.
-So the owner first *seals* the session: it rewrites the record that all claims read, after which only claims that begin
-later can commit. The leases of the lost claim are in the block of numbers that was reserved for it before it began, and
-are released uncounted (``Sessions.recover``).
+A claim whose answer was lost may still commit after its owner has given it up, for as long as the session is open. So
+the owner first *seals* the session: it rewrites the record that all claims read, so only claims that begin later can
+commit. The leases of the lost claim are in the block of numbers that was reserved for it before it began, and are
+released uncounted (``Sessions.recover``).
 
 A *role* (promoter) is a record ``(session, stamp)`` that its holder renews; others take it when they have seen it
-unchanged for too long, or when it is absent. Two holders at once are harmless by the design of the duties.
+unchanged for too long, or when it is absent. Two simultaneous holders are harmless by the design of the duties.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from kombu_fdb.keyspace.layout import Keyspace, read_or
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.store.protocol import KeyValue
 
-#: A claim's leases are numbered inside a block of this size, so it takes no more.
+#: A claim's leases are numbered inside a block of this size, so it takes no more messages.
 LEASES_PER_CLAIM = 4096
 _TTL = struct.Struct(">I")
 _STAMP_BYTES = 10
-#: The time to live after a beat that can't be read: long enough for the slowest next beat, as the session may live.
+#: The time to live after an unreadable beat: long enough for the slowest next beat, as the session may be alive.
 UNREADABLE_TTL_S = 600.0
 #: The role that one process holds for all.
 PROMOTER = "promoter"
 
 #: A session, its last beat, and its time to live in seconds.
 Beat = tuple[SessionId, bytes, float]
-#: What a session read with its beat: the ring, the promoter's record, and whether any message is kept as newer.
+#: What a session reads with its beat: the ring, the promoter's record, and whether any newer message is kept.
 Surroundings = tuple[list[Beat], bytes | None, bool]
 
 
@@ -69,7 +69,7 @@ def open_session(
 def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str] = ()) -> None:
     """Write a beat with the session's time to live, by which observers judge it.
 
-    Its wall clock is for people to read, and to detect a wrong clock; no session lives or dies by it.
+    Its wall clock is for people, and to detect a wrong clock; no session lives or dies by it.
     """
     suffix = encode_json([work.now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
     work.tr.set_versionstamped_value(work.keys.beat(session_id), suffix=suffix)
@@ -127,10 +127,10 @@ def require(
 
 
 def seal(work: Work, session_id: SessionId) -> None:
-    """Keep every claim of this session that has begun from committing after this. Raises ``SessionLost`` if fenced.
+    """Prevent claims of this session that have already begun from committing. Raises ``SessionLost`` if fenced.
 
-    A claim conflicts on the session's record, and this rewrites it unchanged. So a later look for the leases of a claim
-    whose answer was lost finds all that it will ever have.
+    A claim conflicts on the session's record, and this rewrites it unchanged. So a later search for the leases of a
+    claim whose answer was lost finds all leases that it will ever have.
     """
     key = work.keys.session(session_id)
     record = work.tr.get(key)
@@ -142,7 +142,7 @@ def seal(work: Work, session_id: SessionId) -> None:
 def beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str], most: int) -> Surroundings | None:
     """Show a sign of life, and the queues consumed; None if the session was fenced.
 
-    This transaction also reads what the process may have to do for others, so an idle process needs no other one.
+    This transaction also reads what the process may have to do for others, so an idle process needs no other.
     """
     keys = work.keys
     key = keys.session(session_id)
@@ -162,7 +162,7 @@ def beats(work: Work) -> list[Beat]:
 
 
 def neighbours(work: Work, session_id: SessionId, most: int) -> list[Beat]:
-    """The session itself and up to ``most`` that follow it in the ring of ids; the last id is followed by the first."""
+    """The session itself and up to ``most`` that follow it in the ring of ids; the first id follows the last."""
     (behind,) = work.tr.get_ranges([_behind(work.keys, session_id, most)], snapshot=True)
     return _ring(work, session_id, most, behind)
 
@@ -185,7 +185,7 @@ def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[Beat]:
 
 
 def seal_beat(work: Work, session_id: SessionId) -> None:
-    """Rewrite another process's last beat unchanged, which no observer takes for a sign of life."""
+    """Rewrite another process's last beat unchanged: no observer takes that for a sign of life."""
     key = work.keys.beat(session_id)
     value = work.tr.get(key)
     if value is not None:
@@ -203,7 +203,7 @@ def fence(work: Work, session_id: SessionId, *, last_beat: bytes | None = None) 
 def leases_of_claim(work: Work, session_id: SessionId, first: int, most: int) -> list[Lease]:
     """The leases of the claim that are numbered from ``first`` on, ``most`` at most.
 
-    A lease committed between this look and the caller's own commit conflicts with it: then the caller looks again.
+    A lease that commits between this look and the caller's commit conflicts with it: then the caller looks again.
     """
     end = first + LEASES_PER_CLAIM
     rows = work.tr.get_range(work.keys.lease(session_id, first), work.keys.lease(session_id, end), limit=most)
@@ -211,14 +211,14 @@ def leases_of_claim(work: Work, session_id: SessionId, first: int, most: int) ->
 
 
 def holds(work: Work, leases_: Sequence[Lease]) -> list[bool]:
-    """Whether each lease stands: not settled, not swept, and its session not fenced."""
+    """Whether each lease is valid: neither settled nor swept, and its session not fenced."""
     asked = [key for lease in leases_ for key in (work.keys.lease(*lease), work.keys.session(lease.session))]
     values = work.tr.get_many(asked, snapshot=True)
     return [None not in values[at : at + 2] for at in range(0, len(values), 2)]
 
 
 def hold_role(work: Work, role: str, session_id: SessionId, observed: bytes | None) -> bool:
-    """Take a role that is free or whose record is still ``observed``, or renew it if it is ours; not once fenced."""
+    """Take a role that is free or whose record is still ``observed``, or renew one's own. False once fenced."""
     key = work.keys.role(role)
     record, own = work.tr.get_many([key, work.keys.session(session_id)])
     if own is None or (record is not None and not record.startswith(session_id) and record != observed):
@@ -233,7 +233,7 @@ def role_record(work: Work, role: str) -> bytes | None:
 
 
 def leave_role(work: Work, role: str, session_id: SessionId) -> None:
-    """Free a role we hold, so that another process takes it at once."""
+    """Free a role that the session holds, so that another process can take it at once."""
     key = work.keys.role(role)
     record = work.tr.get(key)
     if record is not None and record.startswith(session_id):

@@ -1,10 +1,10 @@
-"""Work: what a verb gets for one run: a transaction, the environment, and the effects to be written as the run ends.
+"""Work: what a verb gets for one run: a transaction, the environment, and the effects to write at its end.
 
 Effects are the transaction's changes of counters, and the queues whose consumers it wakes.
 
 Guarantee COUNTS: every verb that moves a message notes it in the effects of the transaction that moves it. The ready
-messages of a queue are counted together with the bytes of their payloads, by one atomic add. So whenever a limit of
-bytes is declared, its number is right, and no queue pays extra for it.
+messages of a queue are counted together with the bytes of their payloads, by one atomic add. So whenever a limit in
+bytes is declared, the count is right already, and no queue pays extra for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kombu_fdb.store.protocol import Transaction
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a process provides (time, unique ids, chance), and what its options say. Sizes are in bytes."""
+    """What a process provides (time, unique ids, chance), and its options. Sizes are in bytes."""
 
     clock: Clock
     ids: IdSource
@@ -35,9 +35,9 @@ class Environment:
     call_s: float = 5.0
     publish_s: float = 10.0
     max_message_size: int = 8 * 1024 * 1024
-    #: How often a message may come back from a consumer before it is dead-lettered; None: without a limit.
+    #: How often a message may return from a consumer before it is dead-lettered; None: no limit.
     delivery_limit: int | None = 20
-    #: For how long ``<queue>.dead`` keeps a message, and how many, the newest.
+    #: How long ``<queue>.dead`` keeps a message, and how many (the newest).
     dead_ttl_ms: int = 14 * 24 * 3600 * 1000
     dead_length: int = 10_000
 
@@ -48,14 +48,13 @@ class Environment:
 #: A stamp's user version has 2 bytes.
 MOST_USER_VERSION = 0xFFFF
 
-#: Where messages are counted: in their states, and "newer", kept for a newer version, which can read them
-#: (``newer.py``).
+#: How messages are counted: by state, and as "newer" if they are kept for a newer version (``newer.py``).
 Counted = State | Literal["newer"]
-#: What happens to messages. lost: a lease was taken from a dead session. late: it was gone when it was to be settled.
-#: conflicts: a claim was beaten by a competing one. contested: a message was in such a claim.
+#: What happens to messages. lost: a lease ended with a dead session. late: a lease was gone before it was settled.
+#: conflicts: a claim lost to a competing one. contested: a message was in such a claim.
 Happening = Literal["published", "claimed", "acked", "returned", "dead", "lost", "late", "conflicts", "contested"]
-#: What is counted for charts only (``totals.py``): a queue's name, what happened, and the key of the message; without a
-#: key: any message.
+#: What is counted for charts only (``totals.py``): a queue's name, what happened, and the message's key; without a key:
+#: any message.
 Event = tuple[str, ...]
 
 
@@ -82,12 +81,12 @@ class Effects:
     )
 
     def __init__(self, stamped: int = 0) -> None:
-        """``stamped``: how many new messages are in the transaction already; counting goes on from there."""
+        """``stamped``: how many new messages the transaction already has; the count continues from there."""
         #: Events of the commit, which this transaction does not write.
         self.events: dict[Event, int] = {}
-        #: Queues whose keys have no limits; this transaction conflicts with a change of that.
+        #: Queues whose keys have no limits; the transaction conflicts with a change to that.
         self.unlimited: set[str] = set()
-        #: What stands in ``("deleting", queue)`` for each queue to which it releases messages; b"" where nothing does.
+        #: The value of ``("deleting", queue)`` for each queue to which it releases messages; b"" if there is none.
         self.deleting: dict[str, bytes] = {}
         self._counts: dict[tuple[str, Counted], int] = {}
         self._amounts: dict[str, int] = {}
@@ -101,7 +100,7 @@ class Effects:
         self._freed: set[tuple[str, str]] = set()
 
     def change(self, queue: str, state: Counted, by: int) -> None:
-        """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
+        """Count ``by`` more (or fewer) messages of ``queue`` in ``state``: delayed or leased."""
         counts, kind = self._counts, (queue, state)
         counts[kind] = counts.get(kind, 0) + by
 
@@ -145,7 +144,7 @@ class Effects:
         self.spared(queue, key)
 
     def spared(self, queue: str, key: str) -> None:
-        """A message was chosen and not leased: its key may be parked, waiting for a slot that is still free."""
+        """A message was chosen but not leased: its key may be parked, although a slot is still free."""
         if queue in self.unlimited:
             return
         self._freed.add((queue, key))
@@ -201,9 +200,9 @@ class Work(NamedTuple):
     keys: Keyspace
     routing: RoutingTables
     environment: Environment
-    #: Wall clock: the same moment for all that this run does.
+    #: Wall clock: the same time throughout the run.
     now_ms: int
-    #: Counters and bells, written at the end of the run; a run that only reads has none.
+    #: Counters and bells, written at the end of the run; a read-only run has none.
     effects: Effects
-    #: The disk is full: a message to be dead-lettered is delayed instead, as its death record would not fit.
+    #: The disk is full: instead of being dead-lettered, a message is delayed, as its death record would not fit.
     rests: bool = False

@@ -1,11 +1,11 @@
-"""Expiry: messages whose time to live is over are dropped also where no consumer claims.
+"""Expiry: messages whose time to live is over are dropped, even if no consumer claims.
 
-A claim drops the expired messages that it meets, but a queue without a consumer has no claims. So where a queue has a
-time to live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires. As in
-RabbitMQ, a time to live, of the queue or of each message, together with a dead-letter exchange thus makes a delay
+A claim drops the expired messages that it meets, but a queue without a consumer has no claims. So if a queue has a time
+to live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires. As in
+RabbitMQ, a time to live, of the queue or of each message, thus makes a delay if there is a dead-letter exchange
 (https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats). In a queue with keys each key has a head; :data:`MOST_KEYS`
-are looked at. The duties find other expired messages by walking through all ready ones now and then. A life begins by
-the publisher's clock, and ends by that of the process that looks (SKEW).
+are looked at. The duties find other expired messages by a periodic walk through all ready ones. A time to live begins
+by the publisher's clock, and ends by that of the process that looks (SKEW).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import range_of, read_or
 
 ROWS_PER_TRANSACTION = 200
-#: How many keys of each queue have their heads looked at.
+#: How many keys of each queue have their heads checked.
 MOST_KEYS = 100
 
 
@@ -51,7 +51,7 @@ def at_heads(work: Work, queues: Sequence[str]) -> tuple[dict[str, list[bytes]],
 
 
 def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
-    """Look at up to ``limit`` messages. Returns how many were dropped, and where to go on; b"" at the end.
+    """Look at up to ``limit`` messages. Returns how many were dropped, and where to continue; b"" at the end.
 
     Conflicts only with a transaction that takes one of the dropped messages.
     """

@@ -1,13 +1,13 @@
 """Promotion: a delayed message becomes ready when it is due, and a key is served again when its rate allows it.
 
-Delayed messages stand in a range of their own, in the order of their due times, so no claim reads past them and no
-worker holds them. One consumer process at a time (``session.hold_role``) promotes due messages: the record moves to the
-end of the ready range, or of its rank there. Due times depend on the wall clocks of publisher and promoter: a wrong
-clock shifts the time by its error, and harms nothing else. Two promoters at once are harmless too: they conflict on the
+Delayed messages have a range of their own, in the order of their due times, so no claim reads past them and no worker
+holds them. One consumer process at a time (``session.hold_role``) promotes due messages: the record moves to the end of
+the ready range, or of its rank there. Due times depend on the wall clocks of publisher and promoter: a wrong clock
+shifts the time by its error, and harms nothing else. Two promoters at once are harmless too: they conflict on the
 messages they both want.
 
 ``("waiting", queue)`` says that a queue may have delayed messages. A promoter clears it after reading the whole range
-serializably as empty: a message delayed meanwhile makes that transaction fail.
+serializably as empty: a message that is delayed concurrently makes that transaction fail.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
 
 MESSAGES_PER_TRANSACTION = 200
-#: How many queues' next messages are looked at in one transaction.
+#: How many queues' next messages one transaction reads.
 QUEUES_PER_LOOK = 500
-#: How long entries that an older version wrote, without a duration, are assumed to wait.
+#: The assumed wait of entries that an older version wrote without a duration.
 ASSUMED_WAIT_MS = 60_000
 
 
 def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, bool, bytes]:
-    """Queues with due messages, or with none left, and when the next message of the others is due; all at snapshot.
+    """Queues with due messages, or no delayed ones, and when the next other queue has one; all at snapshot.
 
-    The third result is whether a key waits for its rate. Looks at some queues only, from the row ``begin`` on. The last
-    result is where to go on, b"" at the end.
+    Also returns whether a key waits for its rate, and where to continue, b"" at the end: it reads some queues only,
+    from the row ``begin`` on.
     """
     first, end = work.keys.all_waiting
     ranges = [(begin or first, end, QUEUES_PER_LOOK), (*work.keys.all_unparks, 1)]
@@ -56,14 +56,14 @@ def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, b
 
 
 def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
-    """When its next message is due; None if that can't be read, so that the promotion looks at the message."""
+    """When its next message is due; None if that can't be read, so that promotion looks at the message."""
     return read_or((None,), keys.split_delayed, queue, head[0][0])[0] if head else None
 
 
 def promote(work: Work, limit: int, queue: str) -> tuple[int, int | None]:
     """Make up to ``limit`` due messages ready. Returns how many, and when the next one is due.
 
-    A message whose due time can't be read, among these or at the head of the others, is dead-lettered as malformed.
+    A message with an unreadable due time, among these or at the head of the others, is dead-lettered as malformed.
     """
     begin, end = work.keys.delayed_until(queue, work.now_ms)
     due = work.tr.get_range(begin, end, limit=limit, snapshot=True)
@@ -85,18 +85,17 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
 
 
 def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:
-    """Wake consumers for keys whose rate allows a message again. Returns when the next is due; now if some may be left.
+    """Unpark keys whose rate allows a message again. Returns when the next is due; now if some may be left.
 
-    An entry is due when its moment has come by this clock, or when this process has seen it for as long as it was meant
-    to wait: the clocks may differ, or this one may have been set back since. A bell that is rung too early costs a
-    look.
+    An entry is due at its time by this clock, or when this process has seen it for as long as it was meant to wait: the
+    clocks may differ, or this one may have been set back. A bell that is rung too early costs a look.
 
-    The tokens that have come since are put into the bucket (:func:`.key_limits.credit`): the consumer that answers the
+    The tokens that have accrued are put into the bucket (:func:`.key_limits.credit`): the consumer that answers the
     bell may not have seen that bucket before.
     """
     found = [(row, read_or(None, work.keys.split, row[0], int, str, str)) for row in _unparks(work)]
     for row, entry in found:
-        if entry is None:  # not one of ours
+        if entry is None:  # not written by celery-fdb
             work.tr.clear(row[0])
     waiting = [(row, entry) for row, entry in found if entry is not None]
     buckets = key_limits.read_buckets(work, [entry[1:3] for _, entry in waiting], sightings)
@@ -118,7 +117,7 @@ def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:
 
 
 def _unparks(work: Work) -> list[KeyValue]:
-    """The entries due first and, if there are many, those due last, where wrong clocks put theirs."""
+    """The entries due first and, if there are many, those due last, where wrong clocks put them."""
     first = work.tr.get_range(*work.keys.all_unparks, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
     if len(first) < MESSAGES_PER_TRANSACTION:
         return first

@@ -1,14 +1,14 @@
-"""What upkeep has set aside because it failed on it, and the orphaned rows that it clears.
+"""What the duties have set aside because they failed on it, and the orphaned rows that they clear.
 
-Quarantine: what a duty could not handle is set aside, for people to see, and delays nothing else. A row ``("aside",
+Quarantine: what a duty could not handle is set aside, visible to people, and delays nothing else. A row ``("aside",
 duty, subject)`` says which queue, session or other subject a duty fails on, why, how often and since when. The process
 whose duty failed writes it, and clears it when the duty succeeds; if that process is gone, the duties clear the row
 once it has not changed for a while.
 
 Orphans: rows of deleted queues and exchanges. Deleting a queue clears all its rows, but consumers may still hold its
-messages: a lease that ends later rings the bell of the deleted queue. Deleting an exchange leaves its epoch, from which
-the caches of other processes learn of the deletion. A process that sees such a row unchanged for long enough clears it,
-in a transaction that conflicts with every new use of the name.
+messages: a lease that ends later rings the bell of the deleted queue. Deleting an exchange leaves its epoch, which
+tells the caches of other processes of the deletion. A process that has seen such a row unchanged for long enough clears
+it, in a transaction that conflicts with every new use of the name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read(work: Work) -> list[Aside]:
 
 
 def forget(work: Work, duty: str, subject: str) -> None:
-    """The duty succeeds again: clear its entry."""
+    """Clear the entry of a duty that succeeds again."""
     work.tr.clear(work.keys.aside(duty, subject))
 
 
@@ -82,7 +82,7 @@ def _decode(keys: Keyspace, key: bytes, value: bytes) -> Aside:
 
 
 def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
-    """Clear the rows of an undeclared queue, if its bell is still what was observed.
+    """Clear the rows of an undeclared queue, if its bell is unchanged since it was observed.
 
     Does nothing if the queue has messages, or an operator's settings. A publish to it sets the bell.
     """
@@ -101,9 +101,9 @@ def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
 
 
 def clear_exchange(work: Work, exchange: str, epoch: bytes) -> bool:
-    """Clear the epoch of an exchange that is gone, if it is still what was observed.
+    """Clear the epoch of a deleted exchange, if it is unchanged since it was observed.
 
-    A cache from before the deletion has another epoch, and one from after it knows no binding: neither becomes wrong.
+    A cache entry from before the deletion has another epoch, and a later one has no binding: neither becomes wrong.
     """
     found = work.tr.get_many([work.keys.epoch(exchange), work.keys.exchange(exchange)])
     if exchange in PREDECLARED or found != [epoch, None]:

@@ -1,10 +1,10 @@
-"""Release: return messages to their queues from dead sessions, and from older processes, which could not read them.
+"""Release: return messages from dead sessions, and from older processes that could not read them, to their queues.
 
 Dead sessions. Guarantees: BACK-SOON, NOT-TWICE. Every consumer process sweeps: it observes the sessions that follow its
 own in the ring of session ids, and decides which of them are dead (``process/duty_cycle.py``). No process is elected,
 so the death of a sweeper delays nothing. The fencing transaction decides which of several sweepers ends a session, and
 two that release the same messages conflict on the leases. See ``session.py`` for the states. A lease that can't be
-released even alone in a transaction is skipped, and stays; the others are released.
+released even in a transaction of its own is skipped, and stays; the others are released.
 
 Older processes. What one has kept for a newer version is *regained*: returned to its place (``newer.py``).
 """
@@ -32,12 +32,12 @@ MESSAGES_PER_TRANSACTION = 200
 def release_part(
     work: Work, limit: int, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True
 ) -> tuple[int, bytes]:
-    """Release up to ``limit`` messages of a fenced session. Returns how many, and where to go on; b"" at the end.
+    """Release up to ``limit`` messages of a fenced session. Returns how many, and where to continue; b"" at the end.
 
-    The leases are conflict keys: an acknowledgement that commits meanwhile makes this transaction start again.
+    The leases are conflict keys: a concurrent acknowledgement makes this transaction start again.
     """
     if work.tr.get(work.keys.session(session_id)) is not None:
-        return 0, b""  # still open: not ours to take
+        return 0, b""  # still open
     begin, end = range_of(work.keys.leases(session_id))
     rows = work.tr.get_range(max(begin, cursor), end, limit=limit, snapshot=True)
     for key, value in rows:
@@ -52,16 +52,16 @@ def release_part(
 
 
 def skip(work: Work, session_id: SessionId, cursor: bytes) -> bytes:
-    """Where to go on after the next lease, which can't be released; b"" at the end."""
+    """Where to continue after the next lease, which can't be released; b"" at the end."""
     begin, end = range_of(work.keys.leases(session_id))
     rows = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     return rows[0][0] + b"\x00" if rows else b""
 
 
 def forget(work: Work, session_id: SessionId) -> None:
-    """Clear the last row of a fenced session, by which others find it if the process that cleans up dies meanwhile.
+    """Clear the last row of a fenced session, its beat, by which others find it if the process that cleans up dies.
 
-    It stays as long as a lease does: the next sweep tries again to release it.
+    The row stays as long as a lease does: the next sweep tries again to release that.
     """
     held = work.tr.get_range(*range_of(work.keys.leases(session_id)), limit=1)
     if not held and work.tr.get(work.keys.session(session_id)) is None:
@@ -76,10 +76,10 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
         return
     try:
         message = Message.of_lease(lease)
-    except FormatError as error:  # its queue is unknown; it is kept for a person to look at
+    except FormatError as error:  # its queue is unknown: it goes to ``unreadable.dead``
         bury_malformed(work, Message("unreadable", b"", lease), error)
         return
-    if counted:  # otherwise its owner has released it
+    if counted:  # otherwise its owner releases it
         work.effects.note(message.queue, "lost", split_place(message.place)[0])
     end_lease(work, message.queue, message.place)
     settle.release_message(work, message, "counted" if counted else "none")
@@ -107,7 +107,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     work.tr.clear(kept)
     try:
         queue, place = work.keys.split_newer(kept)
-    except FormatError:  # not written by us
+    except FormatError:  # not written by celery-fdb
         return
     work.effects.change(queue, "newer", -1)
     message = Message(queue, place, value)
