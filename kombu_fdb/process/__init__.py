@@ -1,1 +1,1 @@
-"""One process at a store: its client, session, duties, and the time its messages may run."""
+"""One process at a store: its client, session, duties and times to run."""

@@ -1,33 +1,34 @@
-"""One client per process and store: what all connections of a process share, and what is left after a fork.
+"""One client per process and store: what all connections of a process share, and what survives a fork.
 
-Model. A client is *closed* until a first connection attaches, then it holds the open store and the engine. Publishing
-needs no more. The first consumer opens the process's **session** (``process/client_session.py``), which claims every
-message; it ends when the last connection has detached and every message is settled, or with the process.
+Model. A client is *closed* until a first connection attaches, then it holds the open store and the engine. That
+suffices for publishing. The first consumer opens the process's **session** (``process/client_session.py``), which
+claims every message. The session ends when the last connection has detached and every message is settled, or with the
+process.
 
 Three lists pass work from thread to thread:
 
 * ``acks``: acknowledged messages whose leases still exist. A receiver settles them with its next claim, or flushes them
-  after a moment; without a receiver, ``flush_acks`` is called at once.
-* ``returns``: messages to release that can't be released now (a finalizer must not block, the store may be down).
+  soon; without a receiver, ``flush_acks`` is called at once.
+* ``returns``: messages that can't be released now (a finalizer must not block, the store may be down).
 * ``deferred``: other calls to be made later, such as ending what a collected connection held.
 
-The session's duties thread carries out the last two, and repeats them until the store answers. A process without a
+The session's duties thread handles the last two lists, and retries until the store answers. A process without a
 session, which only publishes, has a thread for them while there are any (``process/session_threads.py``). That thread
-also closes the store after the last connection was collected.
+also closes the store after the last connection has been collected.
 
-Guarantee BOUNDED: while the store does not answer, threads that need it at the same time wait for the same attempt to
-open it and share its error (:class:`SingleFlight`); their waits don't add up.
+Guarantee BOUNDED: while the store does not answer, threads that need it at the same time wait for one attempt to open
+it and share its error (:class:`SingleFlight`), so their waits don't add up.
 
 What happens at each failure:
 
 * the store does not answer: the lists keep their entries; acks and releases may be repeated without harm.
-* the session was fenced (this process was silent for longer than its TTL): all leases are lost, other workers get the
-  messages. The next ``session()`` opens another one. Late acks of the old one change nothing; they are counted and
-  logged.
+* the session was fenced (this process was silent for longer than its TTL): all leases are lost, and other workers get
+  the messages. The next ``session()`` opens another one. Late acks of the old session change nothing; they are counted
+  and logged.
 * the process forks: the child forgets the registry and opens its own client when it needs one. It never touches the
   parent's store, session, threads or sockets: every use checks the process id.
-* the process exits: deferred calls are made and unsettled messages released, at once. If it is killed, its messages are
-  released when the session's TTL is over.
+* the process exits: deferred calls are made and unsettled messages are released at once. If the process is killed, its
+  messages are released when the session's TTL is over.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ logger = logging.getLogger(__name__)
 
 #: While the store is known not to answer, a new connection gives up after this many seconds.
 SUSPECT_TIMEOUT_S = 1.0
-#: The connect timeout in all keys of the registry: connections share a client although their timeouts differ.
+#: The connect timeout in every registry key: connections share a client even if their timeouts differ.
 _ANY_CONNECT_TIMEOUT = 5.0
 #: Leases settled in one transaction.
 MOST_LEASES = 500
@@ -93,16 +94,16 @@ LOST = (
 
 
 class SingleFlight(Generic[T]):
-    """Work that all threads need, and one does for all. Thread-safe, even if signal handlers raise exceptions."""
+    """Work that all threads need, done by one for all. Thread-safe, even if signal handlers raise exceptions."""
 
     def __init__(self, found: Callable[[], T | None]) -> None:
-        """``found``: returns the result of an earlier attempt, while it can be used."""
+        """``found``: returns the result of an earlier attempt, as long as it is usable."""
         self._found = found
         self._lock = FairLock()
         self._failed: StoreError | None = None
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        """The result of an earlier attempt, or else that of ``work()``, which must store it for the others to find.
+        """The result of an earlier attempt, or else that of ``work()``, which must store it for other threads.
 
         Raises what ``work`` raises. A thread that waited raises ``StoreUnavailable`` if the attempt that it waited for
         has failed, or has not ended within ``timeout_s`` seconds; a thread that would wait for itself raises a
@@ -121,7 +122,7 @@ class SingleFlight(Generic[T]):
             return work()
         except StoreError as error:
             kind = ClientUnusable if isinstance(error, ClientUnusable) else StoreUnavailable
-            self._failed = kind(error.text, **error.attributes)  # without its frames, and all that they refer to
+            self._failed = kind(error.text, **error.attributes)  # without its frames and what they refer to
             raise
 
 
@@ -129,16 +130,16 @@ class Client:
     """The store as one process sees it. Thread-safe. Get it from :func:`client_for`."""
 
     def __init__(self, location: Location, options: Options, engine: Engine | None = None) -> None:
-        """``engine``: that of a store that is already open; it is closed with the client nevertheless."""
+        """``engine``: that of an open store; closing the client closes it, too."""
         self.pid = os.getpid()
         self.location = location
         self.options = options
         self.acks: deque[Lease] = deque()
-        #: Acks that may have been settled: the answer was lost.
+        #: Acks whose outcome is unknown: the answer was lost.
         self._in_doubt: set[Lease] = set()
-        #: Held messages for which an attempt was made: it counts, however they are released.
+        #: Held messages for which an attempt was made: it counts, in whatever way they are released.
         self.attempted: set[Lease] = set()
-        #: Held messages that were handed to a consumer: when they are released, they are marked as redelivered.
+        #: Held messages that a consumer was given: when they are released, they are marked as redelivered.
         self.seen: set[Lease] = set()
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
@@ -146,18 +147,18 @@ class Client:
         self.deferred_calls = DeferredCalls()
         self._deferred_thread = OnDemandThread(self._run_without_session)
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
-        #: For changes of what is open; its holder does not call the store.
+        #: Guards what is open; its holder does not call the store.
         self._lock = threading.RLock()
         self._opening: SingleFlight[Engine] = SingleFlight(lambda: self.engine_if_open)
         self._joining: SingleFlight[ClientSession] = SingleFlight(self._standing)
         #: The engine of the open store; in a forked child, still the parent's.
         self.engine_if_open = engine
         self._session: ClientSession | None = None
-        #: Whether the store did not answer the last time: until a call succeeds, new connections don't wait long.
+        #: Whether the store failed to answer the last call: until a call succeeds, new connections don't wait long.
         self.suspected = False
         self._doubts = Doubts(Clock())
         self._reclaim = Reclaim(Clock())
-        #: How long to wait for a store that does not answer, when the program ends.
+        #: How long to wait for a store that does not answer at the program's end.
         self.patience = Patience()
         self.time_to_run = TimesToRun(self._release_overdue)
 
@@ -170,7 +171,7 @@ class Client:
         """
         if self.suspected:
             timeout_s = min(timeout_s, SUSPECT_TIMEOUT_S)
-        with self._lock:  # from here on it is not idle
+        with self._lock:  # from here on the client is not idle
             known, engine = user in self._users, self.engine_if_open
             self._users.add(user)
         try:
@@ -187,13 +188,12 @@ class Client:
                 self._look_whether_idle()
             raise
         self.suspected = False
-        if self.deferred_calls:  # left from before the store was closed
+        if self.deferred_calls:  # left over from before the store was closed
             self.nudge()
 
     def _open(self, timeout_s: float) -> Engine:
         engine = connect.open_store(self.location, self.options, timeout_s=self.patience.allow(timeout_s))
-        # The doubts must outlive the engine: kombu drops the connection, perhaps the last one, before it publishes
-        # again.
+        # The doubts must outlive the engine: kombu drops the connection, perhaps the last, before it publishes again.
         engine.publisher.doubts = self._doubts
         engine.transactions.share_patience(self.patience)
         engine.transactions.make_room = partial(self._reclaim.run, engine)
@@ -205,19 +205,19 @@ class Client:
         return engine
 
     def detach(self, user: Hashable) -> None:
-        """End a connection's use. With the last one, and nothing left to settle, everything closes."""
+        """End a connection's use. After the last one, once nothing is left to settle, everything closes."""
         with self._lock:
             self._users.discard(user)
         self.close(if_idle=True)
         self._look_whether_idle()
 
     def abandon(self, user: Hashable) -> None:
-        """:meth:`detach` for a collected connection, by another thread. For a finalizer."""
+        """Have another thread :meth:`detach` a collected connection. For a finalizer."""
         self._users.discard(user)
         self._look_whether_idle()
 
     def _look_whether_idle(self) -> None:
-        """If no connection is left, have a thread finish the work for which the store is still open, and close it."""
+        """If no connection is left, have a thread finish the remaining work and close the store."""
         if not self._users:
             self.nudge()
 
@@ -243,16 +243,16 @@ class Client:
     # -- the session -------------------------------------------------------------------------------------------------
 
     def session(self) -> ClientSession:
-        """The process's session, opened when first needed, and again after it was fenced."""
+        """The process's session, opened when first needed, and again after it has been fenced."""
         session = self._standing()
         if session is not None:
             return session
         return self._joining.run(partial(self._join, self.engine), self.options.operation_timeout)
 
     def in_session(self, verb: Callable[[ClientSession], T]) -> T:
-        """Call ``verb`` with the session; if others have ended that, again with a new one, until the deadline.
+        """Call ``verb`` with the session; if others have fenced it, again with a new one, until the deadline.
 
-        Raises ``StoreUnavailable`` if others have ended each session by then.
+        Raises ``StoreUnavailable`` if others have fenced every session by then.
         """
         deadline = monotonic() + self.patience.allow(self.options.operation_timeout)
         while True:
@@ -276,10 +276,10 @@ class Client:
                 if self.engine_if_open is engine:
                     self._session = session
                     return session
-        finally:  # also after a signal handler's exception: nothing else would stop its threads
+        finally:  # even after a signal handler's exception: nothing else would stop its threads
             if self._session is not session:
                 session.stop()
-        raise StoreUnavailable("the connection is closed", location=str(self.location))  # it closed meanwhile
+        raise StoreUnavailable("the connection is closed", location=str(self.location))  # closed in the meantime
 
     @property
     def owes(self) -> bool:
@@ -295,7 +295,7 @@ class Client:
                 step()
             except STORE_FAILURES:
                 raise
-            except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
+            except Exception as error:  # noqa: BLE001 - raised after the others have run
                 failure = failure or error
         try:
             self.close(if_idle=True)
@@ -320,7 +320,7 @@ class Client:
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def take_acks(self, into: list[Lease]) -> list[Lease]:
-        """Move pending acks ``into`` the list of a caller that settles them or makes them pending again."""
+        """Move pending acks ``into`` the caller's list; the caller settles them or makes them pending again."""
         move(self.acks, into, MOST_LEASES - len(into))
         return into
 
@@ -336,18 +336,18 @@ class Client:
             raise
 
     def give_acks_back(self, leases: Sequence[Lease], error: BaseException) -> None:
-        """Make them pending again, and note that they may be settled if the error does not rule that out."""
+        """Make these acks pending again. Unless the error rules it out, note that they may have been settled."""
         if not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
             self._in_doubt.update(leases)
         self.acks.extendleft(reversed(leases))
 
     def ack(self, leases: list[Lease]) -> None:
-        """Settle these. On an error they are kept for the next flush."""
+        """Settle these acks. After an error they wait for the next flush."""
         self.acks.extendleft(reversed(leases))
         self.flush_acks()
 
     def settled(self, leases: Sequence[Lease], results: Sequence[bool] | None = None) -> None:
-        """Note that these are no longer held here. ``results``: the engine's; None if all are certainly settled."""
+        """Note that these are no longer held here. ``results``: the engine's; None if all are surely settled."""
         session = self._session
         if session is not None:
             session.known.difference_update(leases)
@@ -365,7 +365,7 @@ class Client:
     def release(self, leases: Iterable[Lease], *, counted: bool = False) -> None:
         """Release messages at once. After an error, the duties thread releases them as soon as it can.
 
-        Without ``counted``, an attempt counts only if one was made (:attr:`attempted`).
+        Without ``counted``, only an attempt that was made counts (:attr:`attempted`).
         """
         leases = list(leases)
         for start in range(0, len(leases), MOST_LEASES):
@@ -388,8 +388,7 @@ class Client:
     def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None, *, due_ms: int = 0) -> None:
         """Release messages, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
 
-        ``details``: for the dead letters of those that are over their delivery limit. ``due_ms``: not ready before
-        this.
+        ``details``: for dead letters, if a message is over its delivery limit. ``due_ms``: when they become ready.
         """
         self.settled(leases, self.engine.messages.release(leases, due_ms=due_ms, details=details))
 
@@ -398,7 +397,7 @@ class Client:
         self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
 
     def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
-        """Dead-letter a message that no consumer can handle; if the store refuses that, as soon as it does not."""
+        """Dead-letter a message that no consumer can handle; if the store refuses, retry until it accepts."""
         logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
         try:
             self.reject([delivery.lease], reason="malformed", error=error, **details)
@@ -409,7 +408,7 @@ class Client:
         """Reject a message, or requeue it, as soon as the store answers. Until then it stays leased. Never blocks."""
 
         def settle() -> None:
-            self._in_doubt.add(lease)  # an earlier attempt may have committed: then the lease is gone, and not lost
+            self._in_doubt.add(lease)  # an earlier attempt may have committed: then the lease is settled, not lost
             try:
                 if requeue:
                     self.requeue([lease], details)
@@ -450,10 +449,10 @@ class Client:
         return sum(released)
 
     def leave(self, tags: Collection[str], held: Callable[[], Collection[Lease]] = list) -> None:
-        """End these consumers: where one was the only active one, another takes over. Raises a ``StoreError``.
+        """End these consumers; if one was the active one of its queue, another takes over. Raises a ``StoreError``.
 
         ``held``: returns the leases to release first. It is called when none of the consumers' claims is under way, so
-        that it includes what these claims brought.
+        it includes their messages.
         """
         session = self._session
         if session is not None and session.lost:
@@ -478,7 +477,7 @@ class Client:
         self.engine.queues.remove_consumer(session_id, queue, tag)
 
     def _release_before(self, held: Collection[Lease]) -> None:
-        """Release these, and what waits for it: the next consumer of a queue gets its messages in their order."""
+        """Release these, and all pending ones, before another consumer takes over: the messages stay in order."""
         self.release(held)
         self._release_pending()
 
@@ -503,15 +502,15 @@ class Client:
         self.nudge()
 
     def make_deferred_calls(self) -> None:
-        """Make the deferred calls now, before a queue is declared that one of them ends. Raises a ``StoreError``."""
+        """Make the deferred calls now: one may end a queue that is about to be declared. Raises a ``StoreError``."""
         patience_s = self.patience.allow(self.options.operation_timeout)
-        for _ in range(2):  # the second time for those that failed in another thread meanwhile
+        for _ in range(2):  # the second time for those that have failed in another thread
             try:
                 self.deferred_calls.run()
             except STORE_FAILURES as error:
                 if not is_of_one(error):
                     raise
-            except Exception as error:  # noqa: BLE001 - the duties thread makes it again, and reports it
+            except Exception as error:  # noqa: BLE001 - the duties thread repeats and reports it
                 logger.debug("a deferred call failed: %s", error)
             self.deferred_calls.wait(patience_s)
 
@@ -526,7 +525,7 @@ class Client:
             return
         if not if_idle:
             self._finish()
-        with self._lock:  # no longer than this: the session's threads need it in order to end
+        with self._lock:  # no longer: the session's threads need it to end
             if if_idle and (self._users or self.owes or self._returns or self.deferred_calls):
                 return
             session, self._session = self._session, None
@@ -539,7 +538,7 @@ class Client:
             self._close(engine, session)
 
     def _finish(self) -> None:
-        """Make the deferred calls, as the threads that would have made them end."""
+        """Make the deferred calls, whose threads have ended."""
         if self.engine_if_open is None:
             return
         with self.patience.ending():
@@ -550,7 +549,7 @@ class Client:
                 self._session.stop()
             try:
                 self.deferred_calls.run()
-            except Exception as error:  # noqa: BLE001 - whatever a call raises, the others must end too
+            except Exception as error:  # noqa: BLE001 - whatever a call raises, the others must run, too
                 logger.warning("%d deferred call(s) are not done: %s", len(self.deferred_calls), error)
 
     def _close(self, engine: Engine, session: ClientSession | None) -> None:
@@ -591,16 +590,16 @@ _registry: dict[Hashable, Client] = {}
 
 
 def client_for(location: Location, options: Options) -> Client:
-    """The process's client for this store; the same for all connections whose options agree."""
+    """The process's client for this store, shared by all connections with equal options."""
     options = replace(options, connect_timeout=_ANY_CONNECT_TIMEOUT)
     key = (os.getpid(), location, options)
     known = _registry.get(key)
     if known is not None:
         return known
     client = Client(location, options)
-    known = _registry.setdefault(key, client)  # without a lock: another thread may be faster, or a signal handler
+    known = _registry.setdefault(key, client)  # without a lock: another thread, or a signal handler, may be faster
     if known is client:
-        # For multiprocessing's children, which run no exit handlers; a child that inherited it does nothing.
+        # For multiprocessing's children, which run no exit handlers; a child that inherits it does nothing.
         Finalize(None, client.close, exitpriority=1)
     return known
 

@@ -1,23 +1,23 @@
 """A session of this process: a state machine without a thread.
 
 Model. A session is *open* until :meth:`ClientSession.close`, or until a process fences it; then it is *lost* for good,
-and the owner opens another one, which inherits nothing. Two threads maintain a session (``session_threads.py``), by
-steps of their own (``duty_cycle.py``).
+and the owner opens another one, which inherits nothing. Two threads maintain a session (``session_threads.py``,
+``duty_cycle.py``).
 
-A claim is *under way* from before its transaction begins until its messages are known, and are in the list that its
-owner gave it when it began. From then on the owner answers for them (``transport/consuming/dispatch.py``,
-``api/consumer.py``). A claim that ends in between (the answer was lost, the commit may still succeed, an exception came
-out of a signal handler at any line) is *suspect*, and empties that list. The duties thread, or the next claim, makes
-sure that it holds nothing and never will (``Sessions.recover``). Nothing here takes a lock, so no exception can leave
-one behind; single operations of dictionaries and sets are atomic.
+A claim is *under way* from before its transaction begins until its messages are in the list that its owner passed to
+it. From then on the owner is responsible for them (``transport/consuming/dispatch.py``, ``api/consumer.py``). A claim
+that ends in between (the answer was lost, the commit may still succeed, a signal handler raised an exception) is
+*suspect*, and empties that list. The duties thread, or the next claim, makes sure that it holds nothing and never will
+(``Sessions.recover``). Nothing here takes a lock, so no exception can leave one behind; single operations of
+dictionaries and sets are atomic.
 
-A claim that is given up does not commit any more, unless its commit was already sent; then its recovery releases what
-it leased. A consumer that ends gives up the claims that are under way for it. What these and the suspect claims hold is
-released before another consumer becomes active (``single.py``).
+A claim that is given up does not commit, unless its commit has been sent; then its recovery releases what it has
+leased. A consumer that ends gives up its claims that are under way. What these and the suspect claims hold is released
+before another consumer becomes active (``single.py``).
 
 A demand in a wait queue (``combiner_client.py``) is under way like a claim, from its join until its owner has collected
-what it was granted, or has left. Each look of the owner shows that it still is. If the owner stops looking (after an
-exception, or with its thread), the demand becomes suspect, like a claim that lasts too long, and so ends.
+what it was granted, or has left. Each look by the owner confirms that. If the owner stops looking (after an exception,
+or with its thread), the demand becomes suspect, like a claim that lasts too long, and so ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 #: How many bytes of queues' names a heartbeat shows: about a thousand queues.
 MOST_CONSUMED_BYTES = 25_000
-#: A claim lasts no longer than its deadline; after this many times that, it no longer counts as under way.
+#: A claim lasts no longer than its deadline; after this many deadlines, it no longer counts as under way.
 CLAIM_TIMEOUTS = 3
 #: How many ended demands one join clears.
 MOST_CLEARED = 100
@@ -53,9 +53,10 @@ MOST_CLEARED = 100
 
 @dataclass(slots=True)
 class _Claim:
-    """A claim or demand that is under way. A look updates this object only, so one that was given up stays given up.
+    """A claim or demand that is under way. A look updates only this object, so one that was given up stays given up.
 
-    ``into``: its owner's list, empty at first. ``tags``: the consumers for which it claims, where only one is active.
+    ``into``: its owner's list, initially empty. ``tags``: the consumers for which it claims, where only one may be
+    active.
     """
 
     into: list[Delivery]
@@ -71,23 +72,23 @@ class ClientSession:
         self.pid = os.getpid()
         self.session_id = session_id
         self.lost = False
-        #: Leases that this process has and knows of.
+        #: The leases that this process knows it has.
         self.known: set[Lease] = set()
         #: Which queues each consumer of this process consumes, for operators who look at the sessions.
         self.consumed: dict[object, Collection[str]] = {}
         self.bell = bell
-        #: The threads that maintain it, and whether they are to end.
+        #: The threads that maintain it, and whether they should end.
         self.threads: list[threading.Thread] = []
         self.ended = threading.Event()
         self._engine = engine
         self._options = options
-        #: Each claim that is under way, by the first number of its leases, as last seen.
+        #: Each claim that is under way, by its first lease number, as last seen.
         self._claims: dict[int, _Claim] = {}
-        #: Claims that have ended with an unknown outcome, each with a number of its own: one that is noted again while
-        #: it is recovered must be recovered again, as its commit may have come in between.
+        #: Claims that have ended with an unknown outcome, each with a serial number: one that is noted again during its
+        #: recovery must be recovered again, as its commit may have come in between.
         self._suspects: set[tuple[int, int]] = set()
         self._notes = count()
-        #: Demands that have ended for good: the next join clears their rows.
+        #: Demands that have ended for good; the next join clears their rows.
         self._over: set[int] = set()
         self._clock = clock
 
@@ -101,7 +102,7 @@ class ClientSession:
             logger.info("Restoring %d unacknowledged message(s)", held)
 
     def stop(self) -> None:
-        """Have the threads end, and wait for them, but not for long.
+        """Have the threads end, and wait for them briefly.
 
         The session stays open until it is closed, or fenced by others.
         """
@@ -142,12 +143,12 @@ class ClientSession:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
         First releases what an earlier claim of unknown outcome may have leased. Takes no lock, so each thread has its
-        full deadline, however many threads claim. Raises ``Outrun`` also if the claim was given up before its commit.
+        full deadline, however many threads claim. Also raises ``Outrun`` if the claim was given up before its commit.
 
-        ``stands``: as in ``ClaimTerms``; false if one of the ``consumers`` has ended, as :meth:`end_consumers` can't
-        give up a claim that begins later.
+        ``stands``: as in ``ClaimTerms``. It must return false once one of the ``consumers`` has ended, as
+        :meth:`end_consumers` can't give up a claim that begins later.
 
-        ``into``: an empty list of its owner's to put them into, which is returned.
+        ``into``: the owner's empty list for the messages, which is returned.
         """
         first = self._engine.messages.reserve()
         tags = (consumers or {}).values()
@@ -170,7 +171,7 @@ class ClientSession:
             )
             self._conclude(first, claim, deliveries, no_ack)
             return claim.into
-        except BaseException as error:  # the caller's too: a signal handler's, gevent's timeout
+        except BaseException as error:  # also from outside: a signal handler's, gevent's timeout
             self._failed(first, claim, error)
             self._claims.pop(first, None)
             raise
@@ -178,7 +179,7 @@ class ClientSession:
     def _conclude(
         self, first: int, claim: _Claim, deliveries: Sequence[Delivery], no_ack: Collection[str] = ()
     ) -> bool:
-        """Keep what a claim brought. False if it was given up: it took too long, or its consumer has ended."""
+        """Keep a claim's messages. False if it was given up: it took too long, or its consumer has ended."""
         self.known.update([each.lease for each in deliveries if each.queue not in no_ack])
         claim.into.extend(deliveries)
         if self._claims.pop(first, None) is not None:
@@ -197,30 +198,30 @@ class ClientSession:
             claim.into.clear()
 
     def give_up(self, first: int) -> None:
-        """Give up a claim, if it is still under way: its owner may have used what one that has ended brought.
+        """Give up a claim, if it is still under way: the owner of an ended one may have used its messages.
 
-        If one ends at this moment, a single call into C decides, as in ``move`` (``interruption.py``). Never blocks;
-        for finalizers, too.
+        If it ends at this moment, a single call into C decides, as in ``move`` (``interruption.py``). Never blocks; for
+        finalizers, too.
         """
         self._suspects.update(compress([(first, next(self._notes))], map(self._claims.pop, [first], [None])))
         self.bell.ring()
 
     def _suspect(self, first: int) -> None:
-        """Note that a claim may have leased, or may yet, unknown messages."""
+        """Note that a claim may have leased, or may yet lease, unknown messages."""
         self._suspects.add((first, next(self._notes)))
-        self._claims.pop(first, None)  # only now: a claim that ends meanwhile sees that it was given up
+        self._claims.pop(first, None)  # only now: a claim that has just ended sees that it was given up
         self.bell.ring()
 
     # -- in a wait queue -----------------------------------------------------------------------------------------
 
     def demand(self, wait_queue: bytes, want: int) -> Demand:
-        """Make the demand to :meth:`join` with, so that the caller can give it up whatever interrupts the join."""
+        """Make the demand for :meth:`join`, so that the caller can give it up whatever interrupts the join."""
         return Demand(wait_queue, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
     def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease], into: list[Delivery]) -> None:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session.
 
-        ``into``: as in :meth:`claim`; the verbs below put there what the demand gets.
+        ``into``: as in :meth:`claim`; the methods below put the demand's messages there.
         """
         self.recover()
         claim = self._claims[demand.first] = _Claim(into, self._clock.monotonic())
@@ -236,7 +237,7 @@ class ClientSession:
             raise
 
     def _seen(self, demand: Demand) -> _Claim | None:
-        """Note that its owner looks after it. None if it has ended: nothing comes to its owner any more.
+        """Note that its owner has looked. None if it has ended: its owner gets no more messages.
 
         An exception may have kept its owner from noting that.
         """
@@ -246,7 +247,7 @@ class ClientSession:
         return claim
 
     def look(self, demand: Demand, *, fired: bool = False) -> Standing:
-        """How the demand stands."""
+        """The demand's standing in its wait queue."""
         claim = self._seen(demand)
         try:
             standing, deliveries = self._engine.messages.look(demand, fired=fired)
@@ -260,7 +261,7 @@ class ClientSession:
     def glance(
         self, consumers: Sequence[tuple[str, str]], keys: Sequence[bytes], demand: Demand | None
     ) -> tuple[list[tuple[str, str]], dict[bytes, bytes | None]]:
-        """:meth:`~kombu_fdb.engine.facade.messages.Messages.glance` of the owner of this demand, if it has one."""
+        """:meth:`~kombu_fdb.engine.facade.messages.Messages.glance` for the owner of this demand, if it has one."""
         if demand is not None:
             self._seen(demand)
         try:
@@ -298,14 +299,14 @@ class ClientSession:
             raise
 
     def end_consumers(self, tags: Collection[str]) -> None:
-        """End the claims of these consumers before another one becomes active: after that, they hold nothing.
+        """End the claims of these consumers before another becomes active: afterwards, they hold nothing.
 
         Raises a ``StoreError``: try again.
         """
         for first, claim in list(self._claims.items()):
             if not set(tags).isdisjoint(claim.tags):
                 self.give_up(first)
-        with suppress(SessionLost):  # then the session's end makes room for others
+        with suppress(SessionLost):  # then the session's end lets others become active
             self.recover()
 
     # -- recovery ----------------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ class ClientSession:
             self._suspects.discard(suspect)
 
     def watch_claims(self) -> None:
-        """Recover, also from claims under way for longer than they can last, which two exceptions at once have ended.
+        """Recover, also from claims under way for too long, which two exceptions in a row must have ended.
 
         For the duties thread. Raises what :meth:`recover` raises.
         """

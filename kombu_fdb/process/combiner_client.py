@@ -3,24 +3,23 @@
 Model. For each set of queues a consumer is
 
 * *alone*: it claims directly. On a store whose writers take turns, every consumer does.
-* *contested*: a competing claim was faster than one of its own, or others are in the wait queue. It *joins* the wait
-  queue whenever it has room, before it knows whether there is work: its demand stays there while it is idle, too. In
-  the wait queue it *waits*, or is the *first*; only the first consumer looks at the queues, watches their bells and
-  claims. It is alone again when it has served :data:`LONELY` times while no other consumer was in the wait queue, or
-  served it in between.
+* *contested*: a competing claim was faster than its own, or others are in the wait queue. It *joins* the wait queue
+  whenever it has room, before it knows whether there is work: its demand stays there even while it is idle. In the wait
+  queue it *waits*, or is the *first*; only the first consumer looks at the queues, watches their bells and claims. It
+  is alone again when it has served :data:`LONELY` times in a row and no other consumer was in the wait queue.
 
-A consumer that will stay for long *suspects* others at first, and counts as alone when it has served the wait queue
-once. Otherwise, when a deployment starts, the first claims of all its workers would conflict with each other.
+A long-lived consumer *suspects* others at first, and counts as alone once it has served the wait queue. Otherwise, when
+a deployment starts, the first claims of all its workers would conflict with each other.
 
-Its owner, one thread, calls :meth:`CombinerClient.attend` at each of its turns. A client never sleeps; it says when it
+Its owner, a single thread, calls :meth:`CombinerClient.attend` in each turn. A client never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
 
-What happens at each failure: waiting consumers also look without being woken: the one right behind the first at least
-twice a second. It is woken when it gets that place. A consumer that twice sees the same consumer first, with work both
+What happens at each failure. Waiting consumers also look without being woken, the one right behind the first at least
+twice a second; it is woken when it gets that place. A consumer that twice sees the same consumer first, with work both
 times and its patience over in between, evicts that consumer and looks again. The consumers of one connection share what
-they have seen. If the first two consumers are dead, the third one does so. A consumer that was evicted, or whose claim
-was given up (``client_session.py``), finds that out at its next look and joins anew. An owner that ends leaves the
-wait queue, or abandons its demand, which the duties thread then ends.
+they have seen. If the first two consumers are dead, the third one evicts them. A consumer that was evicted, or whose
+demand was given up (``client_session.py``), finds that out at its next look and joins again. An owner that ends leaves
+the wait queue, or abandons its demand, which the duties thread then ends.
 """
 
 from __future__ import annotations
@@ -38,28 +37,28 @@ from kombu_fdb.store.protocol import Watch
 
 #: A consumer is alone again after this many services without another consumer.
 LONELY = 16
-#: How long the first one may do nothing while there is work, in seconds; a waiting consumer's first look comes after
-#: the same time. Where a service takes longer, because the machine is busy or the messages are large, all are more
-#: patient: :data:`PATIENT` times what a service takes up to its commit, or what the server's last one took in all if
-#: that is longer; and twice as long after each eviction. Otherwise consumers would evict each other while they work.
-#: The patience is stored in the wait queue, so no consumer has to learn it by itself. It shrinks slowly: otherwise,
-#: where quick and slow services alternate, the slow ones would all be in vain. Each service leaves at least the part
-#: :data:`LEFT` of it, so it takes fourteen services from the most to the least.
+#: The patience: how long the first consumer may do nothing while there is work, in seconds; a waiting consumer's first
+#: look comes after the same time. If a service takes longer, because the machine is busy or the messages are large, all
+#: are more patient: :data:`PATIENT` times what a service takes up to its commit, or what the server's last one took in
+#: all if that is longer; and twice as long after each eviction. Otherwise consumers would evict each other while they
+#: work. The patience is stored in the wait queue, so no consumer has to learn it by itself. It shrinks slowly:
+#: otherwise, if quick and slow services alternated, all the slow ones would be wasted. Each service leaves at least the
+#: part :data:`LEFT` of it, so it takes fourteen services to shrink from its longest to its shortest.
 PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
 LEFT = 0.8
-#: The longest pause of the one right behind the first, and of the two behind that. Then the shortest pause of all but
-#: the second, in multiples of the patience: where hundreds wait and services are slow, all are served before their next
-#: look, and looks that find nothing new would cost half of all processor time. Then how often, in seconds, those
-#: further behind look for work, which only they can do if all before them are gone.
+#: The longest pause of the consumer right behind the first, and of the two behind that. Then the shortest pause of all
+#: but the second, in multiples of the patience: if hundreds wait and services are slow, all are served before their
+#: next look, and looks that find nothing new would cost half of all processor time. Then how often, in seconds, those
+#: further back look for work, which only they can do if all ahead of them are dead.
 NEXT_S = 0.4
 NEAR_S = 1.0
 UNHURRIED = 1.5
 SELDOM_S = 4.0
-#: For how many longest pauses a look is put off that the owner's glance has made needless: until after its next glance.
+#: How many longest pauses to postpone a look that the owner's glance has made unnecessary: past its next glance.
 SPARED = 1.25
-#: How much longer each next look may take to come.
+#: By which factor each pause may exceed the previous one.
 GROWTH = 2.0
 #: How many wait queues are remembered as contested.
 MOST_WAIT_QUEUES = 100
@@ -67,9 +66,9 @@ MOST_WAIT_QUEUES = 100
 
 @dataclass(slots=True)
 class FirstWaiter:
-    """The first one of a wait queue, as the consumers of one connection see it. ``row``: its key.
+    """The first consumer of a wait queue, as the consumers of one connection see it. ``row``: its key.
 
-    ``work_s``: since when it was seen there with work waiting. ``ask_at``: when a consumer far behind looks for work
+    ``work_s``: since when it has been seen there with work waiting. ``ask_at``: when a consumer far back looks for work
     again.
     """
 
@@ -82,10 +81,10 @@ class Contention:
     """Which wait queues are contested, as one connection knows it. Thread-safe; a wrong guess costs time."""
 
     def __init__(self) -> None:
-        #: For each wait queue, how often no other consumer was seen there.
+        #: How many times in a row each wait queue was seen without other consumers.
         self._contested: dict[bytes, int] = {}
-        #: How long the last service took, in any wait queue. This and the next belong to no single client: each waiting
-        #: ``take`` has its own client, and those that don't wait for long would evict none.
+        #: How long the last service took, in any wait queue. This and the next are shared by all clients: each waiting
+        #: ``take`` has its own, and a short-lived client alone would never evict.
         self.service_s = 0.0
         self._firsts: dict[bytes, FirstWaiter] = {}
 
@@ -102,7 +101,7 @@ class Contention:
         self._note(wait_queue.name([*queues]), 0)
 
     def suspect(self, queues: Iterable[str]) -> None:
-        """Note that others may compete: stand in the wait queue once, to see whether another consumer does."""
+        """Note that others may compete: join the wait queue once, to see whether others are there."""
         self._note(wait_queue.name([*queues]), LONELY - 1)
 
     def first_of(self, name: bytes) -> FirstWaiter:
@@ -112,7 +111,7 @@ class Contention:
         return self._firsts.setdefault(name, FirstWaiter())
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
-        """Note that the first consumer has served the wait queue, with or without a sign of another consumer."""
+        """Note that the first consumer has served the wait queue, with or without a sign of others."""
         self.service_s = took_s
         times = self._contested.get(name, 0) + 1 if alone else 0
         if times < LONELY:
@@ -121,7 +120,7 @@ class Contention:
             self.end(name)
 
     def end(self, name: bytes) -> None:
-        """Note that there is no use in this wait queue."""
+        """Note that this wait queue is of no use."""
         self._contested.pop(name, None)
 
     def _note(self, name: bytes, times: int) -> None:
@@ -131,7 +130,7 @@ class Contention:
 
 
 class CombinerClient:
-    """An owner's place in one wait queue at a time. For one thread; any may call ``ring`` and :meth:`abandon`."""
+    """An owner's place in one wait queue at a time. For one thread; ``ring`` and :meth:`abandon` are for any."""
 
     def __init__(
         self,
@@ -142,9 +141,9 @@ class CombinerClient:
         contention: Contention,
         into: list[Delivery],
     ) -> None:
-        """``clock``: seconds since any moment. ``longest_s``: between two looks at most.
+        """``clock``: seconds from any start. ``longest_s``: the longest time between two looks.
 
-        ``into``: its owner's list, where its moves put what it gets in the wait queue.
+        ``into``: its owner's list, which receives the messages from the wait queue.
         """
         self.contention = contention
         self._into = into
@@ -165,11 +164,10 @@ class CombinerClient:
         self._rung = True
         self._fired = False
         self._due_s = 0.0
-        #: Whether it is close behind the first, or work is waiting; and whether it must ask for work: then it looks
-        #: itself.
+        #: Whether it is close behind the first, or work is waiting; and whether it must check for work itself.
         self._is_near = self._has_to_ask = False
         self._pause_s = PATIENCE_S
-        #: The wait queue as seen when this became the first; after its first service that found nothing, only itself.
+        #: The wait queue as seen when this became the first; after a service that found nothing, only itself.
         self._waiting: wait_queue.Waiting | None = None
         self._server = b""
         self._has_just_joined = True
@@ -186,7 +184,7 @@ class CombinerClient:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queues in whose wait queue it stands."""
+        """The queues in whose wait queue it is."""
         return self._queues if self._demand is not None else ()
 
     @property
@@ -223,7 +221,7 @@ class CombinerClient:
             self._end(demand)
 
     def attend(self, engine: Engine) -> bool:
-        """Look, if that is due. Returns whether it has become the first one.
+        """Look, if a look is due. Returns whether it has become the first consumer.
 
         Raises what ``ClientSession.claim`` raises.
         """
@@ -236,7 +234,7 @@ class CombinerClient:
         try:
             standing = self._of().look(demand, fired=fired)
         except BaseException:
-            self._rung, self._fired = True, fired  # it has not seen the change that woke it
+            self._rung, self._fired = True, fired  # the change that woke it is still unseen
             raise
         if not standing.waits:
             self._end(demand)
@@ -249,7 +247,7 @@ class CombinerClient:
         return self.is_first and not was_first
 
     def _lead(self, standing: wait_queue.Standing) -> None:
-        """Note that it is the first; its next service includes the consumers that it has just seen."""
+        """Note that it is the first; its next service includes the waiters that it has just seen."""
         if self._waiting is None or len(standing.waiting) > 1:
             self._waiting = standing.waiting
         self._server = standing.server
@@ -257,7 +255,7 @@ class CombinerClient:
         self._due_s = self._clock() + self._longest_s
 
     def _wait(self, engine: Engine, demand: Demand, standing: wait_queue.Standing, timed: bool) -> None:
-        """``timed``: it looks because its pause is over, not because it was woken."""
+        """``timed``: it looks because its pause has ended, not because it was woken."""
         now = self._clock()
         self._waiting = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
@@ -267,7 +265,7 @@ class CombinerClient:
         if standing.first != first.row:
             first.row, first.work_s = standing.first, None
         if (self._has_to_ask or (asks and (timed or is_back))) and self._is_idle(engine, first, now):
-            engine.messages.evict(demand, standing.first, _bounded(2 * self._patience_s))  # which rings it
+            engine.messages.evict(demand, standing.first, _bounded(2 * self._patience_s))  # which wakes this client
             self._pause_s = PATIENCE_S
         if standing.is_next:
             pause_s = min(pause_s, NEXT_S)
@@ -280,11 +278,11 @@ class CombinerClient:
         self._watches = standing.watches
         for watch in standing.watches:
             watch.on_fire(self._fire)
-        if self._demand is not demand:  # abandoned meanwhile
+        if self._demand is not demand:  # it was abandoned
             self._disarm()
 
     def _is_idle(self, engine: Engine, first: FirstWaiter, now: float) -> bool:
-        """Whether the first one has had work for as long as the patience lasts, and has not served."""
+        """Whether the first consumer has had work for longer than the patience, and has not served."""
         first.ask_at = now + SELDOM_S
         has_work, self._has_to_ask = engine.messages.has_work(self._queues), False
         if not has_work:
@@ -299,11 +297,11 @@ class CombinerClient:
         self._ring()
 
     def look_again(self) -> None:
-        """Have the next turn look, and ask for work: a bell may have rung for a first one that is dead."""
+        """Have the next turn look, and check for work: a bell may have rung for a dead first consumer."""
         self._due_s, self._has_to_ask = 0.0, True
 
     def is_spared(self) -> None:
-        """Put off the next look: the owner has read the keys of :meth:`watched`, and none has changed.
+        """Postpone the next look: the owner has read the keys of :meth:`watched`, and none has changed.
 
         Those right behind the first look at the wait queue itself, to replace it in time if it dies.
         """
@@ -311,14 +309,14 @@ class CombinerClient:
             self._due_s = max(self._due_s, self._clock() + self._longest_s * SPARED)
 
     def watched(self, keys: Keyspace) -> list[bytes]:
-        """The keys of which at least one changes before there is anything to do: its demand, and its queues' bells."""
+        """The keys that show whether there is anything to do: its demand, and its queues' bells."""
         demand = self._demand
         return [] if demand is None else [keys.demand(demand.session, demand.first), *map(keys.bell, self._queues)]
 
     def serve(self, queues: Sequence[str]) -> Collection[str]:
-        """As the first one, claim from ``queues`` for all in the wait queue.
+        """As the first consumer, claim from ``queues`` for all in the wait queue.
 
-        Returns those of them that have a single active consumer: if there is one, it leaves the wait queue, and has to
+        Returns the queues that have a single active consumer: if there are any, it leaves the wait queue, and has to
         claim for itself. Raises what ``ClientSession.claim`` raises.
         """
         waiting, demand = self._waiting, self._demand
@@ -327,7 +325,7 @@ class CombinerClient:
         began_s, last_s = self._clock(), self.contention.service_s
 
         def patience() -> float:
-            # Of hundreds of consumers, most have never served before; and the commit of this service is still to come.
+            # Most of hundreds of consumers have never served before; and this service's commit is still to come.
             takes_s = max(last_s, self._clock() - began_s)
             return _bounded(max(PATIENT * takes_s, LEFT * self._patience_s))
 
@@ -342,8 +340,8 @@ class CombinerClient:
             self.contention.served(demand.wait_queue, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
-            # Nothing is there, and what comes next is usually a single message. It is claimed without a look at the
-            # wait queue; the next service sees which consumers have joined meanwhile.
+            # Nothing is there, and usually a single message comes next. It is claimed without a look at the wait queue;
+            # the service after that sees which consumers have joined.
             self._waiting = {row: each for row, each in waiting.items() if each == demand}
         return served.single
 
@@ -356,15 +354,15 @@ class CombinerClient:
             self._end(demand)
 
     def abandon(self) -> None:
-        """Have the duties thread leave, and release what was granted. Never blocks; for finalizers, too."""
-        self._abandoned = True  # first: a join that has not ended yet sees it
+        """Have the duties thread leave for it, and release what was granted. Never blocks; for finalizers, too."""
+        self._abandoned = True  # first: a join under way sees it
         demand, session = self._demand, self._session
         if demand is not None and session is not None:
             session.give_up(demand.first)
             self._end(demand)
 
     def belong_to(self, session: ClientSession) -> None:
-        """Move to another session: demands end with their session."""
+        """Switch to another session: demands end with their session."""
         if self._session is not session:
             if self._demand is not None:
                 self._end(self._demand)

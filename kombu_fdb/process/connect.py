@@ -1,8 +1,8 @@
 """The composition root: from options and a location to an open store with the queue engine on it.
 
 Only this module names drivers, and it imports one when it is first needed: an application on SQLite needs no
-FoundationDB. Nothing shipped imports the test kit, so ``kombu_fdb.testing.stores`` sets ``open_memory`` while tests use
-stores in memory; otherwise there are none.
+FoundationDB. No shipped code imports the test kit, so ``kombu_fdb.testing.stores`` sets ``open_memory`` while tests use
+stores in memory.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kombu_fdb.store.protocol import Database, Transaction
 open_memory: Callable[[str], Database] | None = None
 
 
-# A driver is imported when the first store is opened, and the code that joins transactions at its first use. If another
+# A driver is imported when the first store is opened, the code that joins transactions at its first use. If another
 # thread forked during such an import, the child would wait forever for the lock of the half-imported module. So forks
-# wait for the import.
+# wait for imports.
 _importing = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 def open_store(location: Location, options: Options, *, timeout_s: float) -> Engine:
     """Open the store and check that it answers, each within ``timeout_s`` seconds.
 
-    Raises ``StoreUnavailable`` or ``FormatError``, each with the fix; nothing stays open then.
+    Raises ``StoreUnavailable`` or ``FormatError``, each with the fix, and leaves nothing open.
     """
     database = _open_database(location, options, timeout_s)
     try:

@@ -1,17 +1,17 @@
-"""The duties: what consumer processes do for the whole store, each with a budget, subject by subject.
+"""The duties: what consumer processes do for the whole store, each within a budget, subject by subject.
 
-A duty's ``run`` does what its budget allows, and returns in how many seconds to call it again at the latest: at once if
-the budget is spent. The duty remembers where it stopped, and continues there.
+A duty's ``run`` does what its budget allows, and returns in how many seconds, at the latest, to call it again: 0 if the
+budget is spent. The duty remembers where it stopped, and continues there.
 
-A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. Subjects take turns, so
-that a slow or hopeless one delays none of the others. A step that fails for a reason of its own is *set aside*
+A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. Subjects take turns, so a
+slow or hopeless one does not delay the others. A step that fails for a reason of its own is *set aside*
 (:class:`Guard`): reported, shown in the store (``quarantine.py``), and not tried again for :data:`ASIDE_PAUSE_S`. A
 store that does not answer is no such reason: the caller gets that error. A full disk that refuses a step because of
-what it adds is one, as other steps may add nothing. That failure is not shown in the store, as a row there would add to
-it as well.
+what it adds is one, as other steps may add nothing. That failure is not shown in the store, as such a row would take
+room, too.
 
-Each duty says which subjects there are, the step of each, and the pause. Most are rows of a table (:func:`routines`);
-the others, which remember more, have functions of their own. Every process sweeps, and regains what was kept for its
+Each duty defines its subjects, their step, and the pause. Most duties are rows of a table (:func:`routines`); the
+others, which remember more, have functions of their own. Every process sweeps, and regains what was kept for its
 version; the process that holds the role does the other duties (``duty_cycle.py``).
 """
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 #: How long a failed subject is left alone, in seconds.
 ASIDE_PAUSE_S = 10.0
-#: How often a subject that goes on failing is shown again, in seconds.
+#: How often a subject that keeps failing is shown again, in seconds.
 SHOW_INTERVAL_S = 60.0
 #: Failures of the store, not of the subject.
 STORE_FAILURES = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
@@ -69,22 +69,22 @@ class Guard:
     """Runs steps, and sets aside those that fail."""
 
     def __init__(self, upkeep: Upkeep, clock: Clock, report: Callable[[str, str, Exception | None], None]) -> None:
-        """``report``: told the duty, its subject, and the error; or None once that is over."""
+        """``report``: called with the duty, its subject, and the error, or None once it succeeds again."""
         self._upkeep = upkeep
         self._clock = clock
         self._report = report
-        #: In the order of their last failures.
+        #: The failing subjects, in the order of their last failures.
         self._failing: dict[tuple[str, str], _Failing] = {}
         #: By duty, when a full disk was last reported.
         self._full_logged_at: dict[str, float] = {}
 
     def is_aside(self, duty: str, subject: str) -> bool:
-        """Whether it has just failed, and is left alone."""
+        """Whether the subject has failed recently, and is left alone."""
         failing = self._failing.get((duty, subject))
         return failing is not None and self._clock.monotonic() < failing.until
 
     def attempt(self, duty: str, subject: str, step: Callable[[], T]) -> T | None:
-        """The step's result; None if it failed, or is still set aside. Raises ``StoreError`` if the store is away."""
+        """The step's result; None if it fails, or its subject is set aside. Raises a failing store's ``StoreError``."""
         if self.is_aside(duty, subject):
             return None
         try:
@@ -94,13 +94,13 @@ class Guard:
                 raise
             self._leave(duty, subject, error)
             return None
-        except Exception as error:  # noqa: BLE001 - no error may keep the other subjects from their turn
+        except Exception as error:  # noqa: BLE001 - no error may cost the other subjects their turns
             self._set_aside(duty, subject, error)
             return None
         failing = self._failing.get((duty, subject))
         if failing is not None:
             self._upkeep.forget_aside(duty, subject)
-            del self._failing[duty, subject]  # only now: if the store did not answer, it is forgotten the next time
+            del self._failing[duty, subject]  # only now: if the store did not answer, the next success does this
             if failing.shown_at >= 0:
                 self._report(duty, subject, None)
         return result
@@ -116,7 +116,7 @@ class Guard:
             self._upkeep.set_aside(Aside(duty, subject, text, failing.times, failing.since_ms))
 
     def _leave(self, duty: str, subject: str, error: StoreFull) -> None:
-        """Report it once for all subjects: there may be thousands, with one reason and no room for it in the store."""
+        """Report it once for all subjects: there may be thousands, with one reason, and the store has no room."""
         self._fail(duty, subject)
         if self._clock.monotonic() >= self._full_logged_at.get(duty, -math.inf) + SHOW_INTERVAL_S:
             self._full_logged_at[duty] = self._clock.monotonic()
@@ -129,33 +129,33 @@ class Guard:
         failing = self._failing.pop((duty, subject), None) or _Failing(self._clock.wall_ms())
         failing.times += 1
         failing.until = now + ASIDE_PAUSE_S
-        self._failing[duty, subject] = failing  # behind those that have failed before
+        self._failing[duty, subject] = failing  # behind those that failed earlier
         return failing
 
 
 # -- a duty ------------------------------------------------------------------------------------------------------------
 
 
-#: Longest time between two looks at what may be due, in seconds.
+#: The longest time between two looks for due work, in seconds.
 LOOK_S = 1.0
-#: Rows without an owner are cleared after this time, in seconds; everything that needs them ends far sooner.
+#: Rows without an owner are cleared after this time, in seconds; whatever needs them ends far sooner.
 LEFT_TTL_S = 900.0
 LEFT_INTERVAL_S = 200.0
-#: Pauses between looks at queues that may be over their maximum, at dead letters, at dedup ids, at all ready messages.
+#: The pauses between looks at queues over their maximum, at dead letters, dedup ids, and all ready messages.
 FULL_INTERVAL_S = 10.0
 TIDY_INTERVAL_S = 60.0
 EXPIRED_INTERVAL_S = 60.0
-#: Pause between looks at what older processes keep for this one.
+#: The pause between looks at what older processes keep for this one.
 NEWER_INTERVAL_S = 5.0
 
-#: The part of the time that sampling may take, where there are very many queues.
+#: The share of time that sampling may take if there are very many queues.
 SAMPLING = 1 / 50
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Duty:
-    """One duty: the same step for each subject that is found, as long as the step says that there is more."""
+    """One duty: the same step for each subject found, repeated as long as the step says that there is more."""
 
     def __init__(
         self,
@@ -169,14 +169,14 @@ class Duty:
     ) -> None:
         """``step`` returns something true if its subject wants another turn.
 
-        ``pause``: in how many seconds to call again, once the subjects had their turns; it gets whether the budget is
-        spent. ``waits_for_messages``: a pause shorter than :data:`LOOK_S` ends when a message is due.
+        ``pause``: returns in how many seconds to call again after the subjects' turns; its argument is whether the
+        budget is spent. ``waits_for_messages``: a pause shorter than :data:`LOOK_S` ends when a message is due.
         """
-        #: What people see.
+        #: The name that people see.
         self.name = name
         #: When it is due, by the monotonic clock.
         self.due_at = 0.0
-        #: Whether it is due at the known moment of a message, and must not be late.
+        #: Whether it is due at a message's known time, and must not be late.
         self.is_exact = False
         self._guard = guard
         self._find = find
@@ -197,7 +197,7 @@ class Duty:
         return pause_s
 
     def _take_turns(self, budget: parts.Budget) -> None:
-        """Give each subject a step in turn, beginning after the last subject of the previous call."""
+        """Give each subject a step in turn, starting after the last subject of the previous call."""
         ordered = sorted(each for each in self._find() if not self._guard.is_aside(self.name, each))
         first = bisect_right(ordered, self._last_subject)
         waiting = deque(ordered[first:] + ordered[:first])
@@ -219,7 +219,7 @@ def routine(
     *,
     at_once: bool = True,
 ) -> Duty:
-    """A duty with one pause. ``at_once``: whether it goes on in the next round if its budget was spent."""
+    """A duty with one pause. ``at_once``: whether it continues in the next round if its budget was spent."""
     return Duty(name, guard, find, step, lambda is_spent: 0.0 if is_spent and at_once else pause_s)
 
 
@@ -232,9 +232,9 @@ def walk(
     *,
     between_s: float = 0.0,
 ) -> Duty:
-    """Walk through all subjects to their ends, part by part; then find the subjects anew.
+    """Walk through all subjects to their ends, part by part; then find the subjects again.
 
-    ``part``: one transaction of a subject from a cursor on; it returns the next one. b"" begins and ends a walk.
+    ``part``: one transaction of a subject from a cursor on; it returns the next cursor. b"" begins and ends a walk.
     ``between_s``: the pause while there is more to walk through.
     """
     #: The cursor of each subject that is not done.
@@ -246,23 +246,24 @@ def walk(
         return cursors
 
     def step(subject: str) -> bool:
-        cursor = part(subject, cursors.pop(subject))  # a subject that fails is done, until the next walk
+        cursor = part(subject, cursors.pop(subject))  # a subject that fails is done until the next walk
         if cursor:
             cursors[subject] = cursor
         return bool(cursor)
 
     def pause(is_spent: bool) -> float:
         if not is_spent:
-            cursors.clear()  # those still there are set aside
+            cursors.clear()  # the remaining ones are set aside
         return between_s if cursors else pause_s
 
     return Duty(name, guard, unfinished, step, pause)
 
 
 def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
-    """Regain what older processes kept for this version, where there may be any.
+    """Regain what older processes have kept for this version, if there may be anything.
 
-    It does not go on at once if the budget is spent: an older consumer may keep them again as fast as they come.
+    It does not continue at once if the budget is spent: an older consumer may keep the messages again as fast as this
+    returns them.
     """
     return routine(
         "bring back newer messages",
@@ -275,22 +276,22 @@ def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
 
 
 def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
-    """The duties of the process with the role. ``interval_s``: between two looks at queues that are gone."""
+    """The duties of the process with the role. ``interval_s``: between two looks at deleted queues."""
     upkeep, queues = engine.upkeep, engine.queues
 
     def ready_queues() -> list[str]:
         return [queue for queue, counts in engine.inspect.queues().items() if counts.ready]
 
     return [
-        # Purge the rest of queues that are gone.
+        # Purge the rest of deleted queues.
         walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
         # Finish a change of limits whose process has died.
         routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
-        # Shed the oldest. Not at once: what is trimmed may come back as a dead letter, without end.
+        # Shed the oldest. Not at once: a trimmed message may return as a dead letter, endlessly.
         routine(
             "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
         ),
-        # Drop what the queues ``<queue>.dead`` no longer keep.
+        # Drop letters that the queues ``<queue>.dead`` no longer keep.
         walk(
             "trim dead letters",
             guard,
@@ -332,7 +333,7 @@ def _whole() -> list[str]:
 def promotion(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Make due messages ready, and wake consumers for keys whose rate allows a message again. Guarantee: NOT-EARLY."""
     upkeep, name = engine.upkeep, "promote"
-    #: When each queue, or key, is due again.
+    #: The times at which queues and keys are due again.
     moments: list[int | None] = []
 
     def find() -> list[str]:
@@ -357,13 +358,13 @@ def promotion(engine: Engine, clock: Clock, guard: Guard) -> Duty:
 
 
 def _until(moments: Iterable[int | None], clock: Clock) -> float:
-    """In how many seconds the first message is due, or :data:`LOOK_S` if that is sooner, or none is known."""
+    """In how many seconds the first message is due; :data:`LOOK_S` if that is sooner, or none is known."""
     now_ms = clock.wall_ms()
     return max(0.0, min([LOOK_S, *((each - now_ms) / 1000 for each in moments if each is not None)]))
 
 
 def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> Duty:
-    """Delete queues with ``x-expires`` that were unused for that long."""
+    """Delete queues that have been unused for longer than their ``x-expires``."""
     detector: FailureDetector[str] = FailureDetector()
     silent: dict[str, bytes] = {}
 
@@ -381,7 +382,7 @@ def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float)
 
 
 def expired_heads(engine: Engine, clock: Clock, guard: Guard) -> Duty:
-    """Drop a message at its queue's head as soon as its time to live is over."""
+    """Drop a message at the head of its queue as soon as its time to live is over."""
     upkeep = engine.upkeep
     #: The queues with a time to live, and when to look for them again.
     queues: Sequence[str] = ()
@@ -400,7 +401,7 @@ def expired_heads(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     def step(queue: str) -> bool:
         dropped, _following = upkeep.drop_expired_part(queue, due[queue][0])
         if dropped:
-            moments.append(0)  # the messages after those that expired may expire soon
+            moments.append(0)  # the messages after the expired ones may expire soon
         else:
             del due[queue][0]
         return bool(due[queue])
@@ -412,16 +413,16 @@ def expired_heads(engine: Engine, clock: Clock, guard: Guard) -> Duty:
 
 
 def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
-    """The rows that have not changed for :data:`LEFT_TTL_S`, as far as the detector has seen."""
+    """The rows that the detector has seen unchanged for :data:`LEFT_TTL_S`."""
     detector.look([(key, value, LEFT_TTL_S) for key, value in rows], clock.monotonic())
     return detector.silent()
 
 
 def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
-    """Clear rows of processes that are gone: commit tokens, copies that no burial took, asides, services."""
+    """Clear rows left by dead processes: commit tokens, copies that no burial took, asides, services."""
     upkeep, keys = engine.upkeep, engine.keys
     detector: FailureDetector[bytes] = FailureDetector()
-    #: The rows left to clear, if the budget ended.
+    #: The rows left to clear if the budget ran out.
     left: dict[str, list[KeyValue]] = {}
 
     def find() -> Collection[str]:
@@ -449,7 +450,7 @@ def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
 
 
 def orphans(engine: Engine, clock: Clock, guard: Guard) -> Duty:
-    """Clear rows of queues and exchanges that are gone."""
+    """Clear rows of deleted queues and exchanges."""
     detector: FailureDetector[tuple[str, str]] = FailureDetector()
     silent: dict[str, tuple[str, str, bytes]] = {}
 
@@ -466,7 +467,7 @@ def orphans(engine: Engine, clock: Clock, guard: Guard) -> Duty:
 
 
 def totals(engine: Engine, guard: Guard) -> Duty:
-    """Forget the totals of queues that are gone, and all but the busiest keys."""
+    """Forget the totals of deleted queues, and of all but the busiest keys."""
     steps: Iterator[None] = iter(())
 
     def part(_: str, cursor: bytes) -> bytes:
@@ -480,7 +481,7 @@ def totals(engine: Engine, guard: Guard) -> Duty:
 def samples(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Sample what the queues hold and do, for charts."""
     began_s = 0.0
-    #: The step of each series that was sampled last.
+    #: The last sampled step of each series.
     last: dict[Series, int] = {}
 
     def begin() -> list[str]:

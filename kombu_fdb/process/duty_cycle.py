@@ -1,66 +1,65 @@
-"""The duty cycle: heartbeats, which sessions are dead, and the other duties, each in its turn.
+"""The duty cycle: heartbeats, the sweep of dead sessions, and the other duties, each in its turn.
 
-Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` runs
-:meth:`DutyCycle.beat` in one thread, :meth:`DutyCycle.serve` in another, so that a long sweep never delays a beat. In a
-*beat* the session shows that it lives, and reads what the duties need: its neighbours in the ring, the promoter's
-record, and whether messages are kept for a newer version. So an idle process makes one transaction, not one for the
-heartbeat and one for each duty. A session that was fenced is lost. A *turn* of the duties sets an alarm that rings for
-each message delayed from then on, and recovers claims of unknown outcome. Then the duties have one round, and the
-client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its thread
+Model. What a consumer process does besides consuming, as steps without threads. ``session_threads.py`` runs
+:meth:`DutyCycle.beat` in one thread and :meth:`DutyCycle.serve` in another, so that a long sweep never delays a beat.
+In a *beat* the session shows that it is alive, and reads what the duties need: its neighbours in the ring, the
+promoter's record, and whether messages are kept for a newer version. So an idle process makes one transaction, not one
+for the heartbeat and one for each duty. A session that was fenced is lost. A *turn* of the duties sets an alarm that
+rings for each message delayed from then on, and recovers claims of unknown outcome. Then come one round of the duties
+and the client's deferred calls. A step that fails has changed nothing that the next one depends on, so its thread
 repeats it after a pause.
 
 The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
-:class:`~kombu_fdb.engine.stored.parts.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more
-to do is due again in the next round, which follows at once. Promotion comes first, and once more after each other duty
-that had something to do, or when :data:`PROMOTION_S` have passed: ETAs and retries wait for that and one turn of one
-duty, not for all duties. So each duty makes progress, however much work comes in for any other. Duties that will be due
-within :data:`TOGETHER_S` share a round, at the latest of their moments, unless one of them is exact. So where there is
-no work, one round a second looks for it.
+:class:`~kombu_fdb.engine.stored.parts.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more to
+do is due again in the next round, which follows at once. Promotion comes first, and again after each other duty that
+had work, or when :data:`PROMOTION_S` have passed: ETAs and retries wait for one turn of one duty, not for all duties.
+So each duty makes progress, however much work any other has. Duties that will be due within :data:`TOGETHER_S` share a
+round, at the time of the last one, unless one of them is exact. So without work, there is one round a second.
 
-Who does what. Every process sweeps its neighbours in the ring; if several want to end a dead session, the first wins,
-by a conflict. Every process regains what older ones kept for its version, as the promoter may be an older one. One
-process does everything else. It holds the role ``promoter`` and renews its record every second round; another process
-takes the role when it has seen the record unchanged for :data:`ROLE_TTL_S`, or when the holder has left it. Processes
-that observe the holder in the ring look at the record each second, and so do those that saw it unchanged. All others
-read it with their beats, and look each :data:`ROLE_TTL_S` if their beats come less often. Two holders at once are
-harmless: their transactions conflict.
+Who does what. Every process sweeps its neighbours in the ring; if several try to end a dead session, they conflict, and
+the first wins. Every process regains what older ones have kept for its version, as the promoter may be an older one.
+One process does everything else. It holds the role ``promoter`` and renews its record every second round; another
+process takes the role when it has seen the record unchanged for :data:`ROLE_TTL_S`, or when the holder has left it.
+Processes that observe the holder in the ring look at the record each second, and so do those that have seen it
+unchanged. All others read it with their beats, or every :data:`ROLE_TTL_S` if their beats are less frequent. Two
+simultaneous holders are harmless: their transactions conflict.
 
-The ring says which session observes which, so that a dead one is found although not all observe all. Each process
-observes the sessions that follow its own in the order of their ids, which are random. It observes as many as it takes
-to see :data:`LIVING` of them alive, and twice as many after each look that saw fewer. So that many living sessions
-observe a dead one, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON:
-a session is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together. If only
-one of n survives, it takes its time to live and ``log2(n / LIVING) + 2`` sweeps.
+The ring determines which session observes which, so that a dead one is found although not all observe all. Each process
+observes the sessions that follow its own in the order of their random ids. It observes enough of them to see
+:data:`LIVING` alive, and twice as many after each look that saw fewer. So :data:`LIVING` living sessions observe a dead
+one, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a dead session
+is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together. If only one of n
+survives, that takes the time to live and ``log2(n / LIVING) + 2`` sweeps.
 
 A process that can't beat, because one of its tasks lets nothing else run, is not dead. Guarantee: NOT-TWICE. The
-heartbeat comes from a thread, and a task can keep that thread from running for as long as it likes: C code that does
-not release the interpreter, or, with eventlet, where the thread is a greenlet, any computation. But others can see that
-a process computes: the kernel counts how long its threads run, or wait for a core. So an observer that is about to
-declare a session dead looks at its process (``primitives/processes.py``). If that is on the same host, and has been
-busy for :data:`SHARE` of the session's time to live since half of that time had passed in silence, this counts as a
-beat. A process that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead
-when its time is over (BACK-SOON). A process that computes forever keeps its messages forever, like any task that does
-not end. On SQLite, all processes that share a store are on one host, so each sees all others except those in other
-containers; on FoundationDB, a process sees those on its own machine.
+heartbeat comes from a thread, and a task can block that thread indefinitely: C code that does not release the
+interpreter, or, with eventlet, where the thread is a greenlet, any computation. But others can see that a process
+computes: the kernel counts how long its threads run, or wait for a core. So an observer that is about to declare a
+session dead looks at its process (``primitives/processes.py``). If that is on the same host, and has been busy for
+:data:`SHARE` of the session's time to live since half of that time passed in silence, this counts as a beat. A process
+that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its time is
+over (BACK-SOON). A process that computes forever keeps its messages forever, like any task that does not end. On
+SQLite, all processes that share a store are on one host, so each sees all others except those in other containers; on
+FoundationDB, a process sees those on its own machine.
 
-Reclaim: where a full disk has no room for a worker that starts, rows of dead sessions are cleared. Each start of a
-worker that crashes soon after leaves a session and declarations. Living workers sweep those, but if no worker can start
-any more, none does. So a process whose write is refused looks at the sessions itself, each time, and ends those that
-have died, by the rule of all sweeps (``FailureDetector``). It remembers what it has seen while it connects again
-and again; a process that gives up at once can't judge.
+Reclaim: when a full disk has no room for a starting worker, rows of dead sessions are cleared. A worker that crashes
+soon after its start leaves a session and declarations. Living workers sweep those, but if no worker can start, none
+does. So a process whose write is refused looks at the sessions itself, each time, and ends the dead ones, by the rule
+of all sweeps (``FailureDetector``). It remembers what it has seen while it reconnects; a process that gives up at once
+can't judge.
 
-A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So each
-of its looks includes a write of the kind of a beat.
+A process that can't beat can't judge: a full disk that accepts no writes at all makes every session look silent. So
+each of its looks includes a write like a beat's.
 
 What happens at each failure:
 
 * a step fails for a reason of its own (a row that can't be read, a message that fits into no transaction). It is halved
-  down to that one message, and that is set aside (``duties.py``): reported once, shown by the doctor, tried again
-  later. The duty goes on with the next message, session or queue, and the round with the next duty.
-* the store does not answer, or a duty runs into a deadline: the round ends with that error, and nothing has changed.
-  The next round begins after that duty, so a duty that always takes too long keeps no other from its turn.
-* the process dies: another one takes the role after :data:`ROLE_TTL_S`, and begins without memory. Nothing depends on
-  that: a duty only remembers where it stopped.
+  until that message is alone, which is set aside (``duties.py``): reported once, shown by the doctor, tried again
+  later. The duty continues with the next message, session or queue, and the round with the next duty.
+* the store does not answer, or a duty exceeds a deadline: the round ends with that error, and nothing has changed. The
+  next round begins after that duty, so a duty that always takes too long never costs another its turn.
+* the process dies: another one takes the role after :data:`ROLE_TTL_S`, and begins without memory. That is harmless: a
+  duty only remembers where it stopped.
 
 The observers count only successful looks, so an outage makes no session look dead.
 """
@@ -89,18 +88,18 @@ from kombu_fdb.store.protocol import Watch
 # -- is it computing? --------------------------------------------------------------------------------------------------
 
 
-#: In the second half of the time to live, a process must be busy for this part of it, a twentieth of that half. An idle
-#: worker is busy for a tenth of that; one that computes, all the time.
+#: The part of the time to live for which a process must be busy, in its second half: a twentieth of that half. An idle
+#: worker is busy for a tenth of that, a computing one all the time.
 SHARE = 1 / 40
 
 
 def spare_busy(
     engine: Engine, detector: FailureDetector[SessionId], before: Mapping[SessionId, float]
 ) -> dict[SessionId, float]:
-    """Count silent sessions whose processes compute as alive. Call it after each look of the detector.
+    """Count silent sessions whose processes compute as alive. Call it after each look by the detector.
 
-    Returns what to pass as ``before`` the next time: for each session that has been silent for half its time, how long
-    its process had been busy when that was noticed.
+    Returns the next call's ``before``: for each session that has been silent for half its time, how long its process
+    had been busy when that was noticed.
     """
     silent = dict(detector.half_silent())
     described = engine.sessions.describe(list(silent)) if silent else []
@@ -135,10 +134,10 @@ LEAST_PAUSE_S = 0.001
 class Sweep(duties.Duty):
     """End dead sessions and release their messages. Guarantees BACK-SOON and NOT-TWICE.
 
-    The session's beats bring it their looks at the ring. It looks itself if no beat has brought one for its interval,
+    It uses the looks at the ring that the session's beats bring. It looks itself if none was brought for its interval,
     or when the time of a silent session is over.
 
-    A process that can't beat can't judge: a store that answers reads and takes no commits makes every session look
+    A process that can't beat can't judge: a store that answers reads but accepts no commits makes every session look
     silent.
     """
 
@@ -148,7 +147,7 @@ class Sweep(duties.Duty):
         super().__init__("sweep", guard, self._find_silent, self._end, self._next_look)
         self._engine = engine
         self._clock = clock
-        #: What the last beat has read, and when; another thread puts it here. Only the last, as several looks at once
+        #: What the last beat has read, and when; another thread puts it here. Only the last: several looks at once
         #: could make a session silent without a look at its process in between.
         self.brought: deque[tuple[list[Beat], float]] = deque(maxlen=1)
         #: How many sessions to look at.
@@ -157,17 +156,17 @@ class Sweep(duties.Duty):
         self._interval_s = interval_s
         self._detector: FailureDetector[SessionId] = FailureDetector()
         self._busy: dict[SessionId, float] = {}
-        #: The last beats of the sessions to end, and where to go on with each.
+        #: The last beats of the sessions to end, and where to continue with each.
         self._silent: dict[str, bytes] = {}
         self._cursors: dict[str, bytes] = {}
         self._looked_s = 0.0
         #: The sessions of the last look; None before the first one.
         self._observed: set[SessionId] | None = None
-        #: How many messages were released so far.
+        #: How many messages have been released so far.
         self.released = 0
 
     def is_due(self, now: float) -> bool:
-        """Also as soon as a beat has brought a look."""
+        """Also due as soon as a beat has brought a look."""
         return bool(self.brought) or super().is_due(now)
 
     def _find_silent(self) -> Collection[str]:
@@ -178,7 +177,7 @@ class Sweep(duties.Duty):
         return self._silent
 
     def _next_look(self, is_spent: bool) -> float:
-        # Sums of times have rounding errors too small for any clock to advance by: hence the least pause.
+        # Rounding errors in sums of times are too small for a clock to advance by, hence the least pause.
         look_at = self._looked_s + min(self._interval_s, self._detector.next_silent_s())
         return 0.0 if is_spent else max(LEAST_PAUSE_S, look_at - self._clock.monotonic())
 
@@ -200,7 +199,7 @@ class Sweep(duties.Duty):
         return self._observed is None or session_id in self._observed
 
     def _next_window(self, others: list[SessionId]) -> int:
-        """How many to look at the next time, so that :data:`LIVING` of them live, as far as is known."""
+        """How many to look at next time, so that :data:`LIVING` of them are alive, as far as is known."""
         living = [number for number, each in enumerate(others, 1) if self._detector.is_alive(each)]
         if len(living) >= LIVING:
             return living[LIVING - 1]
@@ -220,7 +219,7 @@ class Sweep(duties.Duty):
         return self._engine.sessions.forget_part(session_id)
 
     def _release(self, name: str, session_id: SessionId, cursor: bytes) -> bytes:
-        """Returns where to go on. A lease that can't be released is skipped, and tried again with the next sweep."""
+        """Returns where to continue. A lease that can't be released is skipped until the next sweep."""
         subject = f"{name} {cursor.hex()[-8:]}".rstrip()
         part = self._guard.attempt(self.name, subject, lambda: self._engine.sessions.release_part(session_id, cursor))
         if part is None:
@@ -232,7 +231,7 @@ class Sweep(duties.Duty):
 # -- reclaim -----------------------------------------------------------------------------------------------------------
 
 
-#: For how long after a look another one would see nothing new, in seconds.
+#: How long after a look another one would see nothing new, in seconds.
 PAUSE_S = 0.1
 #: The time that one refused call may spend, in seconds.
 RECLAIM_S = 1.0
@@ -250,7 +249,7 @@ class Reclaim:
 
     def run(self, engine: Engine) -> bool:
         """Make room after a refused write. True if room was made, so that the write may be tried again."""
-        if not self._lock.acquire(blocking=False):  # another thread is at it, or a write of this very call was refused
+        if not self._lock.acquire(blocking=False):  # another thread does it, or a write of this very call was refused
             return False
         try:
             return self._clock.monotonic() >= self._look_at and self._run(engine)
@@ -268,7 +267,7 @@ class Reclaim:
         for session_id, beat in self._detector.silent():
             if budget.spend() and engine.sessions.fence(session_id, beat):
                 ended += 1
-                with suppress(KombuFDBError):  # if not, a sweep releases its messages one by one
+                with suppress(KombuFDBError):  # else a sweep releases its messages one by one
                     engine.sessions.release(session_id)
         return ended > 0
 
@@ -281,15 +280,15 @@ logger = logging.getLogger(__name__)
 #: Longest time between two rounds, and between two looks of the promoter's observers at its record, in seconds.
 ROLE_INTERVAL_S = 1.0
 #: How long a promoter may be silent, in seconds. After its death, a delayed message is late by that plus two looks at
-#: the role; if the sessions that observe it died as well, by twice that plus two looks.
+#: the role; if its observers died as well, by twice that plus two looks.
 ROLE_TTL_S = 5.0
-#: The first round after so many seconds renews the promoter's record.
+#: The first round after this many seconds renews the promoter's record.
 RENEW_S = 1.5
 #: How long a duty that is not exact waits for others, in seconds, so that one wake-up serves them all.
 TOGETHER_S = 0.05
 #: While other duties only look, promotion looks once in this time, in seconds.
 PROMOTION_S = 0.05
-#: How long one duty may take before it is the others' turn, if none of its transactions is slow.
+#: How long one duty may take before the others have their turns, if none of its transactions is slow.
 TURN_S = 0.25
 TURN_TRANSACTIONS = 50
 
@@ -310,13 +309,13 @@ class PromoterRole:
         self.brought: tuple[bytes | None, float] | None = None
         #: When it was renewed; 0.0 while another process has the role.
         self._renew_at = 0.0
-        #: When to look again at a role that another process has; and whether looks are so rare that a beat's will do.
+        #: When to look again at another process's role; and whether looks are so rare that a beat's suffices.
         self._look_at = 0.0
         self._is_seldom = False
 
     @property
     def held(self) -> bool:
-        """Whether this process had it at its last look."""
+        """Whether this process had the role at its last look."""
         return self._renew_at > 0
 
     def hold(self) -> bool:
@@ -327,7 +326,7 @@ class PromoterRole:
         if self.held and self._take(None, now):
             return True
         brought, self.brought = self.brought, None
-        if not self._is_seldom:  # a look is due, and a beat's is older
+        if not self._is_seldom:  # a look is due, and the beat's is older
             brought = None
         if brought is None and now < self._look_at:
             return False
@@ -356,7 +355,7 @@ class PromoterRole:
 
 
 class DutyCycle:
-    """All duties of one session's process. One thread beats; another serves, and leaves in the end."""
+    """All duties of one session's process. One thread beats; another serves, and leaves at the end."""
 
     def __init__(
         self,
@@ -367,19 +366,19 @@ class DutyCycle:
         sweep_interval_s: float,
         report: Callable[[str, str, Exception | None], None] | None = None,
     ) -> None:
-        """``report``: as the guard's (``duties.py``), once for what is set aside; by default it goes to the log."""
+        """``report``: as the guard's (``duties.py``), once per subject that is set aside; the default logs it."""
         guard = duties.Guard(engine.upkeep, clock, report or _warn)
         self._engine = engine
         self._clock = clock
-        #: Rings for each message that is delayed.
+        #: The watch that fires for each message that is delayed.
         self._alarm: Watch | None = None
-        #: When the thread that beats ran last, for the one that stands in for it.
+        #: When the beating thread last ran, for the thread that stands in for it.
         self.beat_s = 0.0
         self.sweep_duty = Sweep(engine, clock, guard, session_id, sweep_interval_s)
         self._role = PromoterRole(engine, clock, session_id, self.sweep_duty.observes)
-        #: What every process does, whichever has the role.
+        #: The duties of every process, whichever has the role.
         self._own = self.sweep_duty, duties.newer(engine, guard, self._may_be_newer)
-        #: Until when no message is assumed to be kept for a newer version, after what the last beat has read.
+        #: Until when, by what the last beat has read, no message is assumed to be kept for a newer version.
         self._none_newer_until = 0.0
         self._duties: list[duties.Duty] = [
             duties.promotion(engine, clock, guard),
@@ -419,13 +418,13 @@ class DutyCycle:
         """
         if rang:
             self._cancel_alarm()
-        if self.promotes and self._alarm is None:  # before the look: a message that is delayed later rings
+        if self.promotes and self._alarm is None:  # before the look: a message that is delayed later fires it
             self._alarm = self._engine.sessions.watch_alarm()
             self._alarm.on_fire(session.bell.ring)
         session.watch_claims()
         try:
             pause_s = self.run_once()
-        finally:  # a duty that a full disk refuses is refused in each round
+        finally:  # a full disk may refuse a duty in every round
             deferred()
         if not self.promotes:  # a whole fleet would wake up for each delayed message
             self._cancel_alarm()
@@ -449,7 +448,7 @@ class DutyCycle:
             logger.debug("could not leave the role: %s", error)
 
     def bring(self, ring: list[Beat], promoter: bytes | None, newer: bool) -> None:
-        """Take over what the session's beat has read, so that no duty need look itself. For the thread that beats."""
+        """Take over what the session's beat has read, so that no duty has to look itself. For the thread that beats."""
         now = self._clock.monotonic()
         self._none_newer_until = 0.0 if newer else now + duties.NEWER_INTERVAL_S
         self._role.brought = promoter, now
@@ -462,13 +461,13 @@ class DutyCycle:
         """One round. Returns in how many seconds to call again, at the latest. Raises a ``StoreError``."""
         order = [*range(self._first, len(self._duties)), *range(self._first)]
         promotion = self._duties[0]
-        promotion.due_at = 0.0  # a message may have been delayed meanwhile
+        promotion.due_at = 0.0  # a message may have been delayed since
         held: bool | None = None  # not asked yet
         for number in order:
             duty = self._duties[number]
             if not duty.is_due(self._clock.monotonic()):
                 continue
-            self._first = (number + 1) % len(order)  # unless all goes well
+            self._first = (number + 1) % len(order)  # unless the round succeeds
             is_own = duty in self._own
             if not is_own and held is not False:
                 held = self._role.hold()
@@ -480,7 +479,7 @@ class DutyCycle:
 
     def _turn(self, duty: duties.Duty) -> bool:
         """Give a duty its turn. Returns whether it has used its budget."""
-        duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # one that fails is due again in a while, not at once
+        duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # a failing duty is due again later, not at once
         budget = self._budget()
         pause_s = duty.run(budget)
         now = self._clock.monotonic()
@@ -490,11 +489,11 @@ class DutyCycle:
         return budget.is_used
 
     def _budget(self) -> parts.Budget:
-        """That of one turn; a simulation chooses another."""
+        """The budget of one turn; a simulation chooses another."""
         return parts.Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
-        """Seconds until the next duties are due (without the role: of its own two), or the next look at the role."""
+        """Seconds until the next duties are due (without the role: its own two), or the next look at the role."""
         now, waiting = self._clock.monotonic(), self._duties if held else self._own
         first = min(now + ROLE_INTERVAL_S, *(each.due_at for each in waiting))
         together = [each.due_at for each in waiting if first <= each.due_at <= first + TOGETHER_S]

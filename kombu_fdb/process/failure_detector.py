@@ -1,4 +1,4 @@
-"""Failure detector: which of many values have stood still for so long that their owners must have failed."""
+"""Failure detector: which of many values have been unchanged for so long that their owners must have failed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class FailureDetector(Generic[K]):
     It then suspects that their owners have failed: sessions, by their heartbeats, and the writers of rows that were
     left behind.
 
-    What counts is the time *under observation*: between two successful looks at most a quarter of the value's time to
-    live. So a store that did not answer for minutes, or an observer that was frozen, makes no session look silent: it
-    takes four looks or more, spread over the whole time.
+    Only time *under observation* counts: between two successful looks at most a quarter of the value's time to live. So
+    a store that did not answer for minutes, or an observer that was frozen, makes no session look silent: that takes
+    four looks or more, spread over the whole time.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class FailureDetector(Generic[K]):
         self._looked = 0.0
 
     def look(self, values: Iterable[tuple[K, bytes, float]], now: float) -> None:
-        """Note key, value and time to live (seconds) of one successful look; keys not among them are forgotten."""
+        """Note the keys, values and times to live (seconds) of one successful look; other keys are forgotten."""
         gap_s = now - self._looked
         seen: dict[K, _Observation] = {}
         for key, value, ttl_s in values:
@@ -47,7 +47,7 @@ class FailureDetector(Generic[K]):
         self._observations, self._looked = seen, now
 
     def forget(self) -> None:
-        """Begin anew: earlier looks no longer count."""
+        """Start over: earlier looks no longer count."""
         self._observations.clear()
 
     def half_silent(self) -> list[tuple[K, float]]:
@@ -55,7 +55,7 @@ class FailureDetector(Generic[K]):
         return [(key, seen.ttl_s) for key, seen in self._observations.items() if seen.unchanged_s >= seen.ttl_s / 2]
 
     def note_alive(self, key: K) -> None:
-        """Note another sign of life of the key's owner: as if the value had changed just now."""
+        """Note another sign of life from the key's owner, as if the value had just changed."""
         self._observations[key].unchanged_s, self._observations[key].changed = 0.0, True
 
     def is_alive(self, key: K) -> bool:
@@ -64,7 +64,7 @@ class FailureDetector(Generic[K]):
         return seen is not None and seen.changed and seen.unchanged_s < seen.ttl_s / 4
 
     def next_silent_s(self) -> float:
-        """How soon one of those that may still change will have been silent for too long; infinite if there is none."""
+        """How soon the next of those not yet silent will have been silent for too long; infinite if there is none."""
         left_s = [
             seen.ttl_s - seen.unchanged_s for seen in self._observations.values() if seen.unchanged_s < seen.ttl_s
         ]

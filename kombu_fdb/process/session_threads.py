@@ -1,22 +1,22 @@
-"""The threads that maintain a session, and the calls that they make later.
+"""The threads that maintain a session, and the deferred calls that they make.
 
-Model of deferred calls. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Meanwhile it waits, or
+Model of deferred calls. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Until then it waits, or
 one thread is making it; if it fails, it waits again. So if several threads make calls, only one at a time makes each
-call, and none is lost: neither to another thread nor to an exception out of a signal handler.
+call, and no call is lost, neither to another thread nor to a signal handler's exception.
 
-Finalizers add calls. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
-lock that another thread might have to wait for.
+Finalizers add calls. They run in any thread at any time, even in one that holds a lock, so nothing here takes a lock
+that another thread might have to wait for.
 
 The threads:
 
 * The heartbeat thread only beats, so that neither a long sweep, nor a task on Celery's event loop, nor a consumer that
   works for an hour makes a live process look dead.
 * With gevent the heartbeat thread is a greenlet, which does not run while a task computes. So a native thread beats for
-  it when it is late, and does nothing else. (Eventlet's locks are for one thread only.)
+  it when it is late, and does nothing else. (Not so with eventlet: its locks are for one thread only.)
 * The duties thread sweeps, promotes, expires (``duty_cycle.py``), and makes the client's deferred calls.
 
 The heartbeat and the duties survive every store error: they log it once, try again, and log once that it is over. They
-end when they are told to, or when the session is lost. Neither keeps the process alive.
+end on request, or when the session is lost. Neither keeps the process alive.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from kombu_fdb.settings.options import Options
 
 T = TypeVar("T")
 
-#: With so many deferred calls, as where a full disk refuses rejections, nothing more is claimed.
+#: With this many deferred calls, as when a full disk refuses rejections, nothing more is claimed.
 MOST_DEFERRED = 500
 
 
@@ -62,7 +62,7 @@ class DeferredCalls:
     def __init__(self) -> None:
         #: The open calls, in the order in which they were added.
         self.open: dict[partial[object], None] = {}
-        #: The calls that are being made, each with a signal that is set when it has returned, and its thread.
+        #: The calls that are being made, each with a signal that is set on its return, and its thread.
         self._underway: dict[partial[object], tuple[Signal, int]] = {}
 
     def __len__(self) -> int:
@@ -70,10 +70,10 @@ class DeferredCalls:
 
     def add(self, do: Callable[[], object]) -> None:
         """``do`` is repeated until it raises nothing, so it must be harmless to repeat."""
-        self.open[partial(do)] = None  # equal only to itself, however often the same ``do`` is added
+        self.open[partial(do)] = None  # equal only to itself, even if the same ``do`` is added again
 
     def run(self) -> None:
-        """Make each call that no other thread is making, once. One that fails for a reason of its own delays no other.
+        """Make each call that no other thread is making, once. A call that fails for its own reason delays no other.
 
         Raises the first such error at the end; if the store does not answer, raises that error at once.
         """
@@ -88,14 +88,14 @@ class DeferredCalls:
             del failure, failed  # their frames refer to these locals
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the calls that other threads are making. Those that fail are open again.
+        """Wait for the calls that other threads are making. Failed ones are open again.
 
         Raises ``StoreUnavailable`` if that takes longer than ``timeout_s`` seconds.
         """
         deadline = monotonic() + timeout_s
         for returned, thread in list(self._underway.values()):
             if thread == threading.get_ident():
-                continue  # this is a signal handler that has interrupted the call
+                continue  # this is a signal handler that interrupts the call
             if not returned.wait(deadline - monotonic()):
                 raise StoreUnavailable("a deferred call of another thread has not returned")
             returned.set()  # for other threads that wait for it
@@ -119,13 +119,13 @@ class DeferredCalls:
             if not is_of_one(error):
                 raise
             return error
-        except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
+        except Exception as error:  # noqa: BLE001 - raised after the others have run
             return error
         return None
 
 
 class OnDemandThread:
-    """Calls ``work`` in a thread that lives no longer than the work. If ``work`` raises, repeats it after a pause."""
+    """Calls ``work`` in a thread that ends with it. If ``work`` raises, repeats it after a pause."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -140,12 +140,12 @@ class OnDemandThread:
         """Have the work done soon. For a finalizer, too."""
         self._called = True
         if self._stopped or not self._there.acquire(blocking=False):
-            return  # the running thread looks once more before it ends
+            return  # the running thread checks again before it ends
         try:
             _thread.start_new_thread(self._begin, ())
         except BaseException as error:
             self._there.release()
-            if not isinstance(error, RuntimeError):  # the interpreter ends
+            if not isinstance(error, RuntimeError):  # the interpreter is ending
                 raise
 
     def stop(self, timeout_s: float) -> bool:
@@ -154,7 +154,7 @@ class OnDemandThread:
             return True
         self._stopped = True
         self._alarm.set()
-        # Not ``join``: the thread that a finalizer has asked for may not have started yet.
+        # Not ``join``: a thread that a finalizer has requested may not have started yet.
         ended = self._there.acquire(timeout=timeout_s)
         if ended:
             self._there.release()
@@ -162,7 +162,7 @@ class OnDemandThread:
         return ended
 
     def _begin(self) -> None:
-        """Start the thread. ``Thread.start`` takes locks that a finalizer's thread may hold; this takes none."""
+        """Start the thread, from a raw thread: ``Thread.start`` takes locks that the finalizer's thread may hold."""
         thread = threading.Thread(target=self._run, name="kombu-fdb-deferred", daemon=True)
         try:
             start(thread)
@@ -177,7 +177,7 @@ class OnDemandThread:
             try:
                 self._work()
                 tell(None)
-            except Exception as error:  # noqa: BLE001 - the thread must not end before its work
+            except Exception as error:  # noqa: BLE001 - the thread must not end before the work is done
                 tell(error)
                 self._called = True
                 self._alarm.wait(RETRY_S)
@@ -191,9 +191,9 @@ class OnDemandThread:
 
 logger = logging.getLogger(__name__)
 
-#: Beats per TTL. An observer needs to see only one per TTL; the others are a reserve.
+#: Beats per TTL. An observer needs to see only one per TTL; the others are spare.
 BEATS = 6
-#: A heartbeat thread is late when it has not run for the time of this many beats.
+#: A heartbeat thread is late when it has not run for this many beats.
 LATE = 2
 #: Longest pause after an error, in seconds.
 RETRY_S = 1.0
@@ -202,7 +202,7 @@ ALARM_S = 0.005
 
 
 def logged(what: str) -> Callable[[Exception | None], None]:
-    """Returns a function to tell the error of each attempt, or None: it logs the first of a series, and its end."""
+    """Returns a function to call with each attempt's error, or None: it logs the first of a series, and its end."""
     failing = False
 
     def tell(error: Exception | None) -> None:
@@ -218,20 +218,20 @@ def logged(what: str) -> Callable[[Exception | None], None]:
 
 
 def open_session(engine: Engine, options: Options, deferred: Callable[[], None]) -> ClientSession:
-    """``deferred`` is called from the duties thread, about once a second and after a ring of the session's bell."""
+    """``deferred`` is called by the duties thread, about once a second and after each ring of the session's bell."""
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     session = ClientSession(engine, options, session_id, Bell(), Clock())
     duties = DutyCycle(engine, Clock(), session_id, sweep_interval_s=options.sweep_interval)
     try:
         start_threads(session, duties, deferred, options)
         return session
-    except BaseException:  # a signal handler's, or there is no room for another thread; the caller knows no session
+    except BaseException:  # a signal handler's, or no thread can be started; the caller has no session yet
         session.stop()
         raise
 
 
 def start_threads(session: ClientSession, duties: DutyCycle, deferred: Callable[[], None], options: Options) -> None:
-    """Start those that maintain the session."""
+    """Start the threads that maintain the session."""
     ttl_s, duties.beat_s = options.session_ttl, monotonic()
     for name, target in (
         ("heartbeat", partial(_beat, session, duties, ttl_s)),
@@ -264,7 +264,7 @@ def _stand_in(session: ClientSession, duties: DutyCycle, ttl_s: float) -> None:
     while not session.ended.is_set():
         pause(interval_s)
         if monotonic() - duties.beat_s > LATE * interval_s and not session.ended.is_set():
-            with suppress(Exception):  # the heartbeat thread logs it, when it can run
+            with suppress(Exception):  # the heartbeat thread logs it once it runs
                 duties.beat(session, ttl_s)
     importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 
@@ -287,7 +287,7 @@ def _serve(session: ClientSession, duties: DutyCycle, deferred: Callable[[], Non
 
 
 def _program(path: Path) -> str:
-    """The program's name: ``celery``, also if it was started as ``python -m celery``."""
+    """The program's name: ``celery``, even if it was started as ``python -m celery``."""
     return path.parent.name if path.name == "__main__.py" else path.name
 
 

@@ -1,17 +1,17 @@
-"""Times to run: messages that their consumer did not settle in time return to their queue.
+"""Times to run: messages that their consumers do not settle in time return to their queues.
 
 A time to run comes from the message (``ttr``, header ``x-ttr``) or its queue (``x-consumer-timeout``); the shorter one
 counts (``claim.py``).
 
-Model. A lease lasts as long as its session, and the store measures no time for it. So the consumer's process keeps a
-timer, which starts with the claim and runs by its monotonic clock. A message with a time to run is either *settled* by
-its consumer, which stops the timer, or *overdue*. An overdue message is released on the consumer's behalf, and the
-attempt counts if the message had been handed to the consumer. If release and ack race, the first to commit wins, and
-the other one finds the lease gone (ONE-OWNER).
+Model. A lease lasts as long as its session; the store measures no time. So the consumer's process has a timer, which
+starts with the claim and runs by its monotonic clock. A message with a time to run is either *settled* by its consumer,
+which stops the timer, or *overdue*. An overdue message is released on the consumer's behalf, and the attempt counts if
+the consumer was given the message. If release and ack race, the first to commit wins, and the other finds the lease
+gone (ONE-OWNER).
 
 What happens at each failure: if the process dies or freezes, its messages are released when its session's TTL is over.
-If the store does not answer, the release is tried again each second. If the consumer hangs, the timer does not: it has
-a thread of its own.
+If the store does not answer, the release is retried each second. If the consumer hangs, the timer still runs: it has a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ MOST_STOPPED = 1000
 
 class _Timer(NamedTuple):
     due: float
-    #: Returns whether the message was handed to the consumer. If not, it never is, and the attempt does not count.
+    #: Returns whether the consumer was given the message. If not, it never gets it, and the attempt does not count.
     started: Callable[[], bool]
-    #: Called after the message was released.
+    #: Called after the message has been released.
     gone: Callable[[], object]
 
 
 class TimesToRun:
     """The timers of one client, in one daemon thread that lives as long as there are any. Thread-safe.
 
-    Consumers take the lock too, in threads where signal handlers may raise. So it is a lock whose ``with`` is a single
-    step, unlike that of a ``Condition``, and the thread sleeps on a signal of its own.
+    Consumers also take the lock, in threads where signal handlers may raise. So it is a lock whose ``with`` is a single
+    step, unlike a ``Condition``'s, and the thread sleeps on a signal of its own.
     """
 
     def __init__(self, release: Callable[[list[Lease], bool], int]) -> None:
@@ -69,11 +69,11 @@ class TimesToRun:
             due = monotonic() + ttr_s
             self.timers[lease] = _Timer(due, started, gone)
             heapq.heappush(self._order, (due, next(self._numbers), lease))
-            # Otherwise short jobs with long times would fill the memory.
+            # Otherwise short jobs with long times to run would fill the memory.
             if len(self._order) > 2 * len(self.timers) + MOST_STOPPED:
                 self._order = [each for each in self._order if self._is_running(each)]
                 heapq.heapify(self._order)
-            if self._thread is None or not self._thread.is_alive():  # or it was interrupted before it began
+            if self._thread is None or not self._thread.is_alive():  # or it was interrupted before its start
                 self._thread = threading.Thread(target=self._run, name="kombu-fdb-overdue", daemon=True)
                 start(self._thread)
             if self._order[0][0] == due:
@@ -119,7 +119,7 @@ class TimesToRun:
         overdue = {}
         while self._order and self._order[0][0] <= now:
             entry = heapq.heappop(self._order)
-            if self._is_running(entry):  # otherwise settled, or given more time
+            if self._is_running(entry):  # else it was settled, or given more time
                 overdue[entry[2]] = self.timers[entry[2]]
         return overdue
 
@@ -130,11 +130,11 @@ class TimesToRun:
             released = self._release(list(timers), counted)
         except StoreError as error:
             logger.warning("%s can't be released yet: %s", plural(len(timers), "overdue message"), error)
-            with self._lock:  # again, unless their consumers have settled them meanwhile
+            with self._lock:  # restart the timers of messages not settled since
                 for lease, timer in timers.items():
                     if lease in self.timers:
                         self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)
-        except KombuFDBError as error:  # such as ForkedError: they are the parent's
+        except KombuFDBError as error:  # such as ForkedError: the messages are the parent's
             logger.debug("overdue messages were not released: %s", error)
             self.forget(timers)
         else:
