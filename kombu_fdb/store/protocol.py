@@ -7,17 +7,17 @@ Everything above this seam is written once, for all stores. Semantics are Founda
   *serializably* was written by a transaction that committed after that version; otherwise ``Conflict``. Snapshot
   reads (``snapshot=True``) read the same version but never conflict; a write-only transaction never conflicts.
 * Keys and values are ``bytes``; ranges are ``begin <= key < end``. ``limit=0`` is no limit.
-* A versionstamp is 10 bytes, assigned at commit, larger than that of every transaction committed before. A transaction
-  can't read a versionstamped key of its own.
-* A watch lives on after the commit and fires once, from any thread, when the key is changed by
-  ``set_versionstamped_value`` (any change may fire it, spurious firing is allowed, only that change is promised to).
-  Read what you wait for in the transaction that arms the watch: an earlier change is not reported. Arming a watch reads
-  the key serializably, so arm it in a transaction that only reads.
+* A versionstamp is 10 bytes, assigned at commit, and larger than that of every earlier commit. A transaction can't read
+  its own versionstamped keys.
+* A watch outlives the commit and fires once, from any thread, when ``set_versionstamped_value`` changes its key. (Only
+  that is guaranteed; any other change may fire it, and spurious firing is allowed.) Read what you wait for in the
+  transaction that arms the watch: an earlier change is not reported. Arming a watch reads the key serializably, so arm
+  it in a transaction that only reads.
 * Limits are FoundationDB's (https://apple.github.io/foundationdb/known-limitations.html), so that what works on one
   store works on all: key 10,000 B, value 100,000 B, transaction 10,000,000 B (``LimitExceeded``); 5 s of age
   (``TransactionTooOld``).
 * ``begin(timeout_s)`` bounds each later call of that transaction. A commit that was sent and got no answer raises
-  ``CommitUnknown(in_flight=True)``; a call that was not a commit raises ``StoreUnavailable``.
+  ``CommitUnknown(in_flight=True)``; any other call raises ``StoreUnavailable``.
 * Every error that leaves a driver is a :exc:`~kombu_fdb.errors.KombuFDBError`.
 """
 
@@ -53,7 +53,7 @@ KeyValue = tuple[bytes, bytes]
 
 
 class Transaction(Protocol):
-    """A store may inherit what has a body here; the bodies are for stores without round trips."""
+    """A store may inherit the methods with bodies, which are for stores without round trips."""
 
     @property
     def read_only(self) -> bool:
@@ -61,14 +61,14 @@ class Transaction(Protocol):
 
     def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None: ...
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
-        """Several point reads in one round trip, answers in the order asked."""
+        """Several point reads in one round trip. Returns the values in the same order."""
 
     def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
     ) -> list[KeyValue]: ...
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
-        """Several range reads ``(begin, end, limit)`` in one round trip, answers in the order asked."""
+        """Several range reads ``(begin, end, limit)`` in one round trip. Returns their rows in the same order."""
         return [self.get_range(begin, end, limit=limit, snapshot=snapshot) for begin, end, limit in ranges]
 
     def get_together(
@@ -81,16 +81,16 @@ class Transaction(Protocol):
     def clear(self, key: bytes) -> None: ...
     def clear_range(self, begin: bytes, end: bytes) -> None: ...
     def clear_run(self, keys: Sequence[bytes]) -> None:
-        """Clear adjacent keys, given in order, in one call, for stores where each call has its price.
+        """Clear adjacent keys, given in order, in one call, for stores where each call is costly.
 
-        This transaction has read that no other key lies between the first and the last, and conflicts on that.
+        This transaction has read that no other key lies between the first and the last; this becomes a conflict.
         """
 
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         """Atomic add on a signed little-endian integer of ``width`` bytes. Absent is 0.
 
-        A sum that falls to 0 is cleared. A sum that rises to 0 may be cleared, too; no counter of existing things rises
-        to 0.
+        A sum that falls to 0 is cleared. A sum that rises to 0 may be cleared, too, but no counter of existing things
+        rises to 0.
         """
 
     def byte_max(self, key: bytes, value: bytes) -> None:
@@ -103,11 +103,11 @@ class Transaction(Protocol):
         """Set ``key`` to ``prefix + versionstamp + suffix`` and fire its watches."""
 
     def fill(self, *, moving: bool = False) -> None:
-        """Call it before writing things that may stay for long, and whose number has no bound.
+        """Call it before writing rows that may stay for long, and whose number is unbounded.
 
-        A store that watches its disk refuses such transactions first when the disk is full, so that the processes that
-        empty it can still write. Next it refuses those with ``moving``, which move something and add a little to it. In
-        other stores the call has no effect.
+        On a full disk, a store that watches its disk refuses such transactions first, so that the processes that empty
+        it can still write. Next it refuses those with ``moving``, which move something and add a little to it. In other
+        stores the call has no effect.
         """
 
     def add_read_conflict_key(self, key: bytes) -> None: ...
@@ -115,13 +115,13 @@ class Transaction(Protocol):
     def watch(self, key: bytes) -> Watch: ...
     def commit(self) -> None: ...
     def cancel(self) -> None:
-        """Give up; releases every resource. Idempotent, harmless after a commit (watches live on)."""
+        """Give up, and release every resource. Idempotent; harmless after a commit (watches survive)."""
 
 
 class Database(Protocol):
     #: Whether ``commit`` can ever raise ``CommitUnknown``; if not, commit tokens are not written.
     commit_may_be_unknown: bool
-    #: Whether a writing transaction waits for the previous one; if not, one of two that conflict has to run again.
+    #: Whether a writing transaction waits for the previous one; if not, one of two that conflict must run again.
     writers_take_turns: bool
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> Transaction:
@@ -135,12 +135,12 @@ logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """The watch that every store returns: fires once, from any thread, never after it was cancelled.
+    """The watch that every store returns: it fires once, from any thread, but never after it was cancelled.
 
-    ``release`` frees what the store holds for it, when it is cancelled.
+    ``release`` frees the store's resources for it when it is cancelled.
 
-    It has no lock, as a signal handler may fire the watch that it has interrupted. Instead, the caller that gets the
-    only token fires or cancels the watch, and the one that gets the callback calls it.
+    It has no lock, as a signal handler may fire the very watch that it has interrupted. Instead, the caller that pops
+    the only token fires or cancels the watch, and the one that pops the callback calls it.
     """
 
     __slots__ = ("_callbacks", "_cancelled", "_fired", "_release", "_tokens", "key", "seen")
@@ -157,7 +157,7 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        """Whether it was fired or cancelled, so that it will not fire any more."""
+        """Whether it was fired or cancelled, so that it will not fire again."""
         return self._fired or self._cancelled
 
     def on_fire(self, callback: Callable[[], None]) -> None:
@@ -167,7 +167,7 @@ class Watch:
             self._call()
 
     def cancel(self) -> None:
-        """Release it; the callback will not be called later. Idempotent."""
+        """Release it; the callback will not be called afterwards. Idempotent."""
         self._cancelled = True
         self._callbacks.clear()
         if self._decide():

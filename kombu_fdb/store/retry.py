@@ -1,7 +1,7 @@
 """Retry: run a verb until it commits, even if an answer is lost. Patience: how long a process waits, also at its end.
 
-Model of the loop. One logical transaction is a ``body`` that is run in fresh transactions until one commits. Its
-outcome may be
+Model of the loop. One logical transaction is a ``body`` that runs in fresh transactions until one commits. Its outcome
+may be
 
 * committed: the result of that run is returned;
 * refused (conflict, too old): run again after a pause, until the deadline;
@@ -9,50 +9,50 @@ outcome may be
   https://apple.github.io/foundationdb/developer-guide.html#transactions-with-unknown-results): the store no longer
   works on the commit, but it may or may not have happened.
 
-In case of an unknown outcome, each run that writes also sets a *commit token*. The next run reads it first. If it finds
-the token of an earlier unknown run, that run has committed, and its result is returned as if the answer had arrived. So
-no verb of the queue has to be idempotent by itself. The price is one blind write and one conflict key per transaction,
-and nothing on a store that answers every commit.
+Because the outcome may be unknown, each run that writes also sets a *commit token*. The next run reads it first. If it
+finds the token of an earlier unknown run, that run has committed, and its result is returned as if the answer had
+arrived. So no verb of the engine has to be idempotent by itself. The price is one blind write and one conflict key per
+transaction, or nothing on a store that answers every commit.
 
 If the commit may still be under way (``in_flight``: the deadline passed while it ran), reading proves nothing: it may
 succeed after the read. Then the caller gets ``CommitUnknown``; so it does if the store fails for good after a run of
-unknown outcome. A caller that passes a :class:`~kombu_fdb.store.retry.Doubt` finds there what may have happened, also
-after an exception out of a signal handler. :meth:`Retry.resolve` settles the doubt later. It reads the token and
-*fences* in one transaction, so that what has not happened never will. ``engine/facade/engine.py`` says what each verb
-does in this case.
+unknown outcome. A caller that passes a :class:`~kombu_fdb.store.retry.Doubt` finds there what may have happened, even
+after a signal handler's exception. :meth:`Retry.resolve` settles the doubt later. It reads the token and *fences* in
+one transaction, so that what has not happened never will. ``engine/facade/engine.py`` says what each verb does in this
+case.
 
-Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because every call of a transaction gets the
-time that is left.
+Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because each call in a transaction gets the
+remaining time.
 
 Model of the tokens. A *token* is a key of the store that only one process writes, for one transaction at a time. Each
 run of that transaction that writes anything also
 
 * sets the token to a value that only this run writes, and
-* reads it, for conflicts only: the store compares versions when it commits, and nothing travels.
+* reads it, only as a conflict key: the store compares versions at the commit, and no data travels.
 
-So the token shows which run has committed. And once a transaction *changes* the token (a later run, or a fence), no
-earlier run ever commits, however late its commit arrives: it conflicts on its own token.
+So the token shows which run has committed. And once a later run, or a fence, *changes* the token, no earlier run ever
+commits, however late its commit arrives: it conflicts on its own token.
 
-A *doubt* is a transaction of which the process does not know whether it has happened. The answer to a commit was lost,
-or an exception came out of a signal handler before the answer was noted. The doubt begins before the commit is sent and
-ends when its outcome is known:
+A *doubt* is a transaction whose outcome the process does not know: the answer to a commit was lost, or a signal
+handler's exception came before the answer was noted. The doubt begins before the commit is sent and ends when the
+outcome is known:
 
-* *open*: one of its runs may have committed, or may still;
+* *open*: one of its runs may have committed, or may yet;
 * *settled*: ``landed`` is the run that has committed, or empty: none has, and none will.
 
-Other processes clear tokens that have not changed for ``duties.LEFT_TTL_S`` under observation, as their processes are
-probably gone. So a token that has disappeared proves nothing; nor does one whose doubt is older than
-:data:`LONGEST_DOUBT_S` by either clock (the wall clock also runs while a machine sleeps). Such a doubt can't be settled
-any more. A token that was not used for so long is abandoned to that clean-up.
+Other processes clear tokens that they have seen unchanged for ``duties.LEFT_TTL_S``, as the owners are probably dead.
+So a missing token proves nothing; nor does one whose doubt is older than :data:`LONGEST_DOUBT_S` by either clock (the
+wall clock also runs while a machine sleeps). Such a doubt can no longer be settled. A token that has been unused for
+that long is left to the clean-up.
 
 Model of patience: how long a caller waits for a store that does not answer, in all its transactions together. A single
 verb has a deadline of its own. The verbs of one public call share the call's (:meth:`Patience.within`): each gets what
 is left of it, and at least an attempt.
 
-A connection that closes, or a program that was told to stop, makes many calls, one after the other. They share
-:data:`ENDING_S` seconds of waiting in vain: a call that fails uses up the time it took, and later calls get the rest,
-at least :data:`LEAST_S`. A commit restores all of it, so calls to a store that works are never cut short, however many
-there are. Calls to a store that only answers reads (a locked file, a full disk) are.
+A closing connection, or a program that is asked to stop, makes many calls in a row. They share :data:`ENDING_S` seconds
+of futile waiting: a failed call uses up the time it took, and later calls get the rest, at least :data:`LEAST_S`. A
+commit restores all of it, so calls to a working store are never cut short, however many there are. Calls to a store
+that only answers reads (a locked file, a full disk) are.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ T = TypeVar("T")
 # -- commit tokens -----------------------------------------------------------------------------------------------------
 
 
-#: For how long a token proves what happened, in seconds: far less than others wait before they clear it.
+#: How long a token proves what happened, in seconds: far shorter than others wait before they clear it.
 LONGEST_DOUBT_S = 300.0
 #: An attempt number that no run has: a fence writes it.
 _FENCE = 0xFFFFFFFF
@@ -89,7 +89,7 @@ class Token:
 
     key: bytes
     number: int = 0
-    #: The value that the last transaction known to have happened gave it; None if it was never set.
+    #: Its value from the last transaction known to have happened; None if it was never set.
     before: bytes | None = None
     used_s: float = 0.0
 
@@ -103,12 +103,12 @@ class Token:
 
 @dataclass(slots=True)
 class Doubt(Generic[T]):
-    """What a transaction may have done. Its caller makes it, :class:`~kombu_fdb.store.retry.Retry` fills it in."""
+    """What a transaction may have done. The caller makes it; :class:`~kombu_fdb.store.retry.Retry` fills it in."""
 
     token: Token | None = None
     #: For each run that may have committed: the value of the token, and what the run would have returned.
     results: dict[bytes, T] = field(default_factory=dict)
-    #: Whether its outcome is known, and the run that committed; None: none of them.
+    #: Whether the outcome is known, and which run has committed; None if no run has.
     settled: bool = False
     landed: bytes | None = None
     _since_s: float = 0.0
@@ -121,7 +121,7 @@ class Doubt(Generic[T]):
         self.results[value] = result
 
     def forget(self) -> None:
-        """Note that no run so far has committed, or ever will: begin anew, with another token."""
+        """Note that no run so far has committed, or ever will, and start over with another token."""
         self.results.clear()
 
     def settle(self, landed: bytes | None) -> None:
@@ -130,7 +130,7 @@ class Doubt(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may have happened, or still may."""
+        """Whether the transaction may have happened, or may yet."""
         return bool(self.results) and not self.settled
 
     @property
@@ -151,8 +151,8 @@ class Doubt(Generic[T]):
 # -- patience ----------------------------------------------------------------------------------------------------------
 
 
-#: Seconds of waiting in vain: twice this (a child process, then its parent) is well within the 10 s after which
-#: service managers begin to kill.
+#: Seconds of futile waiting: twice this (a child process, then its parent) is well within the 10 s after which service
+#: managers begin to kill.
 ENDING_S = 4.0
 LEAST_S = 0.05
 
@@ -162,11 +162,11 @@ _deadline: ContextVar[tuple[int, float] | None] = ContextVar("kombu_fdb_deadline
 
 
 class Patience:
-    """The patience of a process with a store. Thread-safe: what two threads waste at once counts once or twice."""
+    """The patience of a process with a store. Thread-safe: time that two threads waste at once counts once or twice."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
-        #: Whether the program was told to stop.
+        #: Whether the program has been asked to stop.
         self.stopping: Callable[[], bool] = lambda: False
         #: How many seconds may still be wasted.
         self.left_s = ENDING_S
@@ -175,7 +175,7 @@ class Patience:
     @staticmethod
     @contextmanager
     def ending() -> Iterator[None]:
-        """Mark what this thread does inside as part of an end."""
+        """Mark what this thread does inside as part of a shutdown."""
         token = _ending.set(True)
         try:
             yield
@@ -183,10 +183,9 @@ class Patience:
             _ending.reset(token)
 
     def within(self, seconds: float, call: Callable[[], T]) -> T:
-        """Call ``call`` with one deadline for all its transactions, or that of the call around it if that is earlier.
+        """Call ``call`` with one deadline for all its transactions, or an enclosing call's deadline if that is earlier.
 
-        It runs in a context of its own, so that no exception out of a signal handler leaves its deadline to the next
-        call.
+        It runs in a context of its own, so that no signal handler's exception leaves its deadline to the next call.
         """
         context = copy_context()
         context.run(_deadline.set, (threading.get_ident(), self.clock.monotonic() + self._left_of_call(seconds)))
@@ -205,7 +204,7 @@ class Patience:
         return min(timeout_s, max(call[1] - self.clock.monotonic(), 0.0))
 
     def wasted(self, seconds: float) -> None:
-        """Note that a call has waited this long in vain."""
+        """Note that a failed call has waited this long."""
         now_s, (since_s, last_s) = self.clock.monotonic(), self._failures
         goes_on = now_s - seconds - last_s <= ENDING_S
         self._of_thread.failures = (since_s if goes_on else now_s - seconds), now_s
@@ -214,7 +213,7 @@ class Patience:
 
     @property
     def _failures(self) -> tuple[float, float]:
-        """When this thread's calls began to fail one after the other, and when the last one failed."""
+        """When this thread's series of failed calls began, and when the last one failed."""
         return getattr(self._of_thread, "failures", (-inf, -inf))
 
     @property
@@ -223,18 +222,18 @@ class Patience:
 
     @property
     def failing_s(self) -> float:
-        """For how long this thread's calls have failed one after the other, though others may have been answered."""
+        """How long this thread's calls have failed in a row, even if other threads' calls were answered."""
         now_s, (since_s, last_s) = self.clock.monotonic(), self._failures
         return 0.0 if now_s - last_s > ENDING_S else now_s - since_s
 
     @property
     def pause_s(self) -> float:
-        """How long this thread should wait before it connects again: as it has failed, since the last failure."""
+        """How long this thread should still wait before it connects again: as long as it has been failing."""
         _, last_s = self._failures
         return max(0.0, min(self.failing_s, LONGEST_PAUSE_S) - (self.clock.monotonic() - last_s))
 
     def answered(self) -> None:
-        """Note that the store took a commit."""
+        """Note that the store has accepted a commit."""
         self.left_s = ENDING_S
 
 
@@ -243,7 +242,7 @@ class Patience:
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 1.0
-#: The next step where others were faster each time, or the store was too slow.
+#: The advice if others were faster each time, or the store was too slow.
 CALL_AGAIN = "Call again; if it happens often, raise operation_timeout (publish_timeout for a publish)"
 
 
@@ -262,8 +261,8 @@ class Retry:
     pauses: Random
     patience: Patience = field(default_factory=Patience)
     token_key: Callable[[int], bytes] | None = None
-    #: The tokens that no run uses: as many as transactions ever ran at the same time, in all. Then the numbers of new
-    #: ones. No lock is needed, as ``list.append``, ``list.pop`` and ``next`` are atomic.
+    #: The tokens that no run uses: in total, as many tokens as transactions have ever run at once. Then the numbers of
+    #: new ones. No lock is needed, as ``list.append``, ``list.pop`` and ``next`` are atomic.
     _free: list[Token] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -278,7 +277,7 @@ class Retry:
         """Run ``body`` until it commits, for at most ``timeout_s`` seconds, and return its result.
 
         ``on_conflict`` is called at each lost race. ``doubt``: records what may have happened if this raises; pass an
-        empty one, or that of an earlier call for the same transaction, to go on with it.
+        empty one, or an earlier call's, to continue its transaction.
         """
         if not self.database.commit_may_be_unknown:
             return self.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict)
@@ -287,12 +286,12 @@ class Retry:
         try:
             return self.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
         finally:
-            if not doubt.is_open:  # else a commit under way may still write it: it is abandoned, and cleared by age
+            if not doubt.is_open:  # else a late commit may still write it: it is abandoned, and cleared by age
                 token.before = doubt.landed or token.before
                 self._free.append(token)
 
     def _token_for(self, doubt: Doubt[T]) -> Token:
-        """A new token, or an open doubt's own, by which its next run finds out about earlier ones.
+        """A new token, or an open doubt's own, which tells its next run about earlier ones.
 
         It gets a number that it never had before.
         """
@@ -304,7 +303,7 @@ class Retry:
         return token
 
     def _free_token(self) -> Token:
-        """A token that no other run uses meanwhile."""
+        """A token that no other run uses."""
         now_s = self.clock.monotonic()
         while self._free:
             token = self._free.pop()
@@ -317,7 +316,7 @@ class Retry:
     def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:
         """Settle a doubt: True if it has happened (``doubt.result``), False if it has not, and never will.
 
-        None: it is too long ago to find out. Raises what :meth:`__call__` raises; then it is as open as before.
+        None: it was too long ago to find out. Raises what :meth:`__call__` raises, and then the doubt stays open.
         """
         if not doubt.is_open:
             return doubt.landed is not None
@@ -358,7 +357,7 @@ class Retry:
         doubt: Doubt[T] | None = None,
         read_only: bool = False,
     ) -> T:
-        """Run a ``body`` that may take effect twice: no token is written; after an unknown commit it just runs again.
+        """Run a ``body`` that may take effect twice: without a token; after an unknown commit it just runs again.
 
         For bodies that see in the store what an earlier run has done, and for stores that answer each commit.
         ``doubt``: has a token; for :meth:`__call__`.
@@ -411,7 +410,7 @@ class Retry:
             except BaseException:
                 tr.cancel()
                 raise
-        except BaseException:  # a signal handler's exception may have cut the first cancel short
+        except BaseException:  # a signal handler's exception may have interrupted the first cancel
             tr.cancel()
             raise
         return result
@@ -441,7 +440,7 @@ class Retry:
 
 
 class _Forgotten(StoreError):
-    """The token that would show the outcome may have been cleared meanwhile."""
+    """The token that would show the outcome may have been cleared."""
 
     text = "the commit was too long ago to find out whether it happened"
 
@@ -452,7 +451,7 @@ def _token(doubt: Doubt[Any]) -> Token:
 
 
 def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> None:
-    """Raise the error that the caller should get, if it is another one.
+    """Raise the error that the caller should get, if it is a different one.
 
     ``in_doubt``: an earlier run may have committed, whatever happened since.
     """

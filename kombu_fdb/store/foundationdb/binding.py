@@ -1,23 +1,22 @@
 """The FoundationDB binding: found, checked, and made usable in this process, even after a fork and under gevent.
 
-The binding's event model for gevent is older than the patching of ``threading``: its network thread would be a
-greenlet, and the first call would block the whole process forever. Here the binding gets a real network thread, and
-waits that let other greenlets run. Eventlet can't be called back from a thread that it does not know, so a process
-patched by it is refused.
+The binding's event model for gevent predates the patching of ``threading``: its network thread would be a greenlet, and
+the first call would block the whole process forever. Here the binding gets a native network thread, and waits that let
+other greenlets run. A thread unknown to eventlet can't call back into it, so a process patched by eventlet is refused.
 
-Model. ``libfdb_c`` can be started once per process and never again; its work is done by one network thread. A child of
-a process that started it inherits a library that believes it is running, but without the thread: every call would wait
+Model. ``libfdb_c`` can be started once per process and never again; one network thread does its work. A child of a
+process that started it inherits a library that believes it is running, but without the thread: every call would wait
 forever. No call can repair that, but a *second copy* of the library is independent of the first. So:
 
-* ``binding()`` is the only way to the module. In a process whose library is dead (it was started, and the thread is not
-  alive) it loads a fresh copy of the library file. It imports the binding's modules once more so that they use it, and
+* ``binding()`` is the only access to the module. In a process whose library is dead (started, but without a living
+  thread) it loads a fresh copy of the library file, imports the binding's modules again so that they use it, and
   selects the API version. That takes some 40 ms, once per child. The new module is another object with other classes:
   it is never kept across calls.
 * The linker recognises a library by its file, so each generation of children needs a file of its own. A parent that has
-  started the library makes a copy in memory at its first fork, and its children share that copy, but never with their
-  own children. If that failed, or C code forked without Python's hooks, a child makes its own copy.
-* The dead library must not be called: objects of the parent that are collected in the child would call it, and so would
-  its exit handler. After a fork both are disarmed.
+  started the library makes a copy in memory at its first fork; its children share that copy, but never with their own
+  children. If that fails, or C code forks without Python's hooks, a child makes its own copy.
+* The dead library must not be called: the parent's objects would call it when the child collects them, and so would its
+  exit handler. After a fork both are disarmed.
 
 The parent is not affected. What fails: if there is no room for 25 MB in memory, and no directory from which libraries
 may be loaded (``noexec``), ``binding()`` raises ``StoreUnavailable``.
@@ -64,7 +63,7 @@ def _let_frames_go(impl: Any) -> None:
     """Free the frame that a failed read of the binding keeps: one of its locals refers to the error.
 
     The error's traceback keeps the frame alive, and the frame keeps the error alive: a cycle, with the frames of all
-    callers and what they hold. A job among that would stay leased until Python collects garbage.
+    callers and what they hold. A job among these would stay leased until Python collects garbage.
     """
     wait = vars(impl.LazyFuture)["value"].method
 
@@ -81,15 +80,15 @@ def _let_frames_go(impl: Any) -> None:
 def _wait_apart(impl: Any) -> None:
     """Give each wait a signal of its own; in the binding, all waits of a thread share one.
 
-    After an exception out of a signal handler, that one may be set later: then each further wait of the thread ends
-    before its answer is there, and a commit that is still under way counts as failed.
+    After a signal handler's exception, that signal may be set later: then each further wait of the thread ends before
+    its answer has arrived, and a commit that is still under way counts as failed.
     """
 
     def block_until_ready(future: Any) -> None:
         if not future.is_ready():
             ready = Signal()
             future.on_ready(lambda _: ready.set())
-            if not future.is_ready():  # else it was called in this thread, where a signal handler may have ended it
+            if not future.is_ready():  # else called in this thread, where a signal handler may have interrupted it
                 ready.wait(None)
 
     impl.Future.block_until_ready = block_until_ready
@@ -122,7 +121,7 @@ def _wait_in_greenlets(impl: Any) -> None:
                 ready.wait()
 
     def on_ready(future: Any, callback: Callable[[Any], None]) -> None:
-        # It must not keep the loop alive, and gets a greenlet of its own: the callback may wait for a lock.
+        # It must not keep the loop alive, and gets its own greenlet: the callback may wait for a lock.
         in_loop(future, lambda: gevent.spawn(callback, future), ref=False)
 
     impl.Future.block_until_ready = block_until_ready
@@ -167,12 +166,12 @@ def _start_network(impl: Any) -> None:
 
 #: The newest version that this driver was tested with.
 API_VERSION = 730
-#: The oldest that knows everything the driver uses.
+#: The oldest version that has everything the driver uses.
 OLDEST_API_VERSION = 630
-#: What the bindings before 7.3 may know; they don't say which is their newest.
+#: The versions that bindings before 7.3 may know; these don't report their newest one.
 OLDER_API_VERSIONS = (720, 710, 700, OLDEST_API_VERSION)
 
-#: Linux's flag for "code may be run from it", which Python does not name yet.
+#: Linux's flag for executable files in memory, which Python does not name yet.
 MFD_EXEC = 0x10
 
 CLIENTS = "https://github.com/apple/foundationdb/releases"
@@ -206,8 +205,7 @@ def binding() -> Any:
 def _is_dead() -> bool:
     """Whether this process is a fork of the one that started the library.
 
-    ``is_alive`` is called only once: after an exception out of a signal handler inside of it, Python takes the thread
-    for dead.
+    ``is_alive`` is called only once: after a signal handler's exception inside it, Python considers the thread dead.
     """
     impl = sys.modules.get("fdb.impl")
     thread = getattr(impl, "_network_thread", None)
@@ -227,7 +225,7 @@ def _load() -> ModuleType:
     _disarm()
     try:
         return _import_from(_copy_in_memory())
-    except (ClientUnusable, StoreUnavailable):  # a system that runs no code from files in memory
+    except (ClientUnusable, StoreUnavailable):  # the system runs no code from files in memory
         return _import_from(_copy_on_disk())
 
 
@@ -251,7 +249,7 @@ def _import() -> ModuleType:
         ) from error
     except ClientUnusable:
         raise
-    except Exception as error:  # when the binding finds no library, it raises just this class
+    except Exception as error:  # the class that the binding raises when it finds no library
         raise ClientUnusable(
             "the FoundationDB client library can't be loaded",
             reason=str(error),
@@ -277,7 +275,7 @@ def _select_newest(fdb: Any) -> int:
     for version in OLDER_API_VERSIONS if known is None else (min(API_VERSION, known),):
         try:
             fdb.api_version(version)
-        except RuntimeError as error:  # the binding does not know this version, or the library not the binding's
+        except RuntimeError as error:  # the binding does not know this version, or the library lacks the binding's
             refused = error.with_traceback(None)  # its frames refer to this local
         else:
             return version
@@ -303,7 +301,7 @@ def _library_file(module: ModuleType) -> str:
     return os.path.realpath(os.fsdecode(info[0]))
 
 
-# A copy of the library that this process and its ancestors have not loaded; needed only while it is loaded
+# A copy of the library that neither this process nor an ancestor has loaded; needed only during loading
 
 
 @contextlib.contextmanager
@@ -312,7 +310,7 @@ def _copy_in_memory() -> Iterator[str]:
     if fd < 0:
         fd = _copy_to_memory()
     try:
-        # With the pid in it, the name differs from the one an ancestor used.
+        # The pid makes the name differ from the one an ancestor used.
         yield f"/proc/{os.getpid()}/fd/{fd}"
     finally:
         os.close(fd)
@@ -330,7 +328,7 @@ def _copy_to_memory() -> int:
     try:
         try:
             fd = os.memfd_create("libfdb_c", os.MFD_CLOEXEC | MFD_EXEC)
-        except OSError:  # kernels before 6.3 know no such flag and need none
+        except OSError:  # kernels before 6.3 have no such flag and need none
             fd = os.memfd_create("libfdb_c", os.MFD_CLOEXEC)
         with open(library, "rb") as source, open(fd, "wb", closefd=False) as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
@@ -371,7 +369,7 @@ def _before_fork() -> None:
     impl = sys.modules.get("fdb.impl")
     started = getattr(impl, "_network_thread", None) is not None
     if _process.module is not None and started and _process.spare_fd < 0 and not _is_dead():
-        with contextlib.suppress(StoreUnavailable):  # a child that needs one tries again
+        with contextlib.suppress(StoreUnavailable):  # a child that needs a copy tries again
             _process.spare_fd = _copy_to_memory()
 
 
@@ -382,7 +380,7 @@ def _after_fork_in_child() -> None:
 
 
 def _disarm() -> None:
-    """Keep everything inherited from calling the dead library."""
+    """Prevent inherited objects from calling the dead library."""
     impl = sys.modules["fdb.impl"]
     atexit.unregister(impl._stop_on_exit)
     for name in ("TransactionRead", "Transaction", "Future", "Database", "Tenant"):

@@ -1,16 +1,16 @@
 """The store on a FoundationDB cluster, over its own Python binding: its TLS settings, transactions and errors.
 
-Model. A transaction here is one of FoundationDB's, with its ``timeout`` option set to what is left of the caller's
-time, so that no call waits longer.
+Model. A transaction wraps one of FoundationDB's, with its ``timeout`` option set to the caller's remaining time, so
+that no call waits longer.
 
-A watch is FoundationDB's own. It fires from the network thread, also when the cluster drops it (a spurious firing: the
-caller looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict on
-it.
+A watch is FoundationDB's own. It fires from the network thread, even when the cluster drops it (a spurious firing: the
+caller looks and arms another). Arming reads the key serializably, so a *writing* transaction that arms a watch can
+conflict on it.
 
 After a fork (:mod:`~kombu_fdb.store.foundationdb.binding`), database objects of the parent raise ``ForkedError`` in the
 child; a new one opened there works.
 
-What FoundationDB's error codes mean to us, depending on whether the commit had been sent:
+Our errors for FoundationDB's error codes, before and from the sending of the commit:
 
 =========================================== =============================== ==========================================
 FoundationDB                                before                          from the commit
@@ -24,17 +24,17 @@ other retryable ones (1009, 1037, 1213, ..) ``StoreError``, ``retryable``   ``St
 all others                                  ``StoreUnavailable``            ``StoreUnavailable``
 =========================================== =============================== ==========================================
 
-TLS towards the cluster (the certificate, key and authorities that the client library uses) is set by network options,
-so a process has one set, fixed when it first opens a cluster. What is not set here, the library takes from
+TLS to the cluster (the certificate, key and authorities of the client library) is set by network options, so a process
+has one set, fixed when it first opens a cluster. Settings that are missing here, the library takes from
 ``FDB_TLS_CERTIFICATE_FILE``, ``FDB_TLS_KEY_FILE``, ``FDB_TLS_CA_FILE``, ``FDB_TLS_VERIFY_PEERS`` and
-``FDB_TLS_PASSWORD`` (https://apple.github.io/foundationdb/tls.html). The cluster file decides whether TLS is spoken at
-all: to a coordinator ``host:port:tls``.
+``FDB_TLS_PASSWORD`` (https://apple.github.io/foundationdb/tls.html). The cluster file decides whether TLS is used at
+all: for a coordinator ``host:port:tls``.
 
 A *joined* transaction is the application's own: the queue writes into it, and the application commits it. The binding's
 errors pass through unchanged: the application's retry loop (``@fdb.transactional``) handles them, and does not know
-ours. Only the object's own methods are used: its module may be another copy of the binding than ours (see
-:mod:`~kombu_fdb.store.foundationdb.binding`). Its timeout, its options, its commit, and the doubt after a commit of
-unknown result are the application's, too.
+ours. Only the object's own methods are used, as it may come from another copy of the binding (see
+:mod:`~kombu_fdb.store.foundationdb.binding`). Timeout, options, commit, and the doubt after a commit of unknown outcome
+are also the application's.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ ABANDONED = (CANCELLED, OPERATION_CANCELLED)
 
 
 def explain(error: Any, advice: str) -> StoreError:
-    """Our error for any error except that of a commit that writes. ``advice``: how to look at the cluster."""
+    """Our error for any error, except from a commit that writes. ``advice``: how to inspect the cluster."""
     code = error.code
     if code == TOO_OLD:
         return TransactionTooOld()
@@ -90,7 +90,7 @@ def explain(error: Any, advice: str) -> StoreError:
         return StoreError("can't read what depends on this transaction's own versionstamp")
     if binding().predicates.is_retryable(error):
         busy = StoreError("the cluster asks for a retry", reason=_description(error), code=code, fix=advice)
-        busy.retryable = True  # it is recovering, behind, or throttling
+        busy.retryable = True  # the cluster is recovering, behind, or throttling
         return busy
     return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code, fix=advice)
 
@@ -154,9 +154,9 @@ _SETTERS = {
 
 
 def apply_tls(fdb: Any, tls: Mapping[str, str | None]) -> None:
-    """Set the client's options, before the library connects. Settings as of :meth:`FoundationDatabase.open`.
+    """Set the client's options before the library connects. Settings as in :meth:`FoundationDatabase.open`.
 
-    Raises ``StoreUnavailable`` for a file that can't be read, or if the process has opened a cluster with others.
+    Raises ``StoreUnavailable`` for an unreadable file, or if the process has opened a cluster with other settings.
     """
     given = {name: value for name, value in tls.items() if value is not None}
     if not given or getattr(fdb, _ATTRIBUTE, None) == given:
@@ -185,12 +185,12 @@ def apply_tls(fdb: Any, tls: Mapping[str, str | None]) -> None:
 STAMP = bytes(10)
 #: The most that FoundationDB allows; its default is 10,000 watches per client, beyond which each one fires at once.
 MOST_WATCHES = 1_000_000
-#: How long to wait before asking again a cluster that asks for a retry while it is opened.
+#: How long to wait if the cluster asks for a retry while it is opened.
 BUSY_S = 0.01
-#: For how long a read version serves transactions that have read nothing, in seconds: as FoundationDB's own cache of
-#: them. The cluster throttles its clients where it gives out read versions, so each process keeps asking for some.
+#: How long a read version serves transactions that have read nothing, in seconds: as long as in FoundationDB's own
+#: cache. The cluster throttles clients by their requests for read versions, so each process must keep making some.
 READ_VERSION_S = 0.1
-#: More than threads that commit at once.
+#: More than the number of threads that commit at once.
 LATEST_COMMITS = 256
 
 _pack_offset = struct.Struct("<I").pack
@@ -203,7 +203,7 @@ class FoundationDatabase:
     writers_take_turns = False
 
     def __init__(self, fdb: Any, handle: Any, place: str, advice: str, clock: Clock) -> None:
-        #: What the transactions need of this process's module of the binding.
+        #: What transactions need from this process's copy of the binding.
         self.fdb_error: type[Exception] = fdb.FDBError
         self.want_all = fdb.StreamingMode.want_all
         self._handle = handle
@@ -212,7 +212,8 @@ class FoundationDatabase:
         self._pid = os.getpid()
         self._watches: dict[int, Watch] = {}
         self.clock = clock
-        #: The versions of the latest commits, which threads add in any order, and until when they serve for reading.
+        #: The versions of the latest commits, which threads add in any order, and until when they may be used for
+        #: reading.
         self.committed = deque([0], maxlen=LATEST_COMMITS)
         self.recent_until = 0.0
 
@@ -228,7 +229,7 @@ class FoundationDatabase:
     ) -> FoundationDatabase:
         """Connect, and read once, within ``timeout_s``.
 
-        ``cluster_file``: the client library's default if neither it nor ``connection_string`` is given. ``tls``: the
+        ``cluster_file``: the client library's default if neither this nor ``connection_string`` is given. ``tls``: the
         paths ``certificate_file``, ``key_file`` and ``ca_file``, and ``verify_peers``, the client's constraints on its
         peers; None: the library's default. Raises ``StoreUnavailable`` with the fix.
         """
@@ -269,11 +270,11 @@ class FoundationDatabase:
 
     @property
     def armed_watches(self) -> int:
-        """How many watches of this handle wait; for tests that look for leaks."""
+        """How many watches of this handle are armed; for tests that look for leaks."""
         return len(self._watches)
 
     def arm(self, key: bytes, future: Any) -> Watch:
-        """Fire with the future. Dictionary operations are atomic, so the network thread needs no lock."""
+        """A watch that fires with the future. Dictionary operations are atomic, so the network thread needs no lock."""
 
         def release(watch: Watch) -> None:
             self._watches.pop(id(watch), None)
@@ -307,8 +308,8 @@ class FoundationDatabase:
                         reason=self._incompatible(),
                         fix=f"{self.advice}, and check that client package and TLS files (SECURITY.md) fit",
                     ) from error
-                break  # the deadline passed before its next answer: the last one says why
-            except StoreError as error:  # it recovers, is locked, or the client library has not chosen a version yet
+                break  # the deadline passed before the next answer: the last one says why
+            except StoreError as error:  # recovering, locked, or the client library has not chosen a version yet
                 if not error.retryable:
                     raise
                 busy = error
@@ -333,13 +334,13 @@ class FoundationDatabase:
 
 
 def _ask_at_once(fdb: Any) -> None:
-    """Let the library ask for a read version after half a millisecond, however far the cluster is.
+    """Let the library request a read version after half a millisecond, however far away the cluster is.
 
-    By default it waits for other transactions that could share the request: half of what the last answers took, up to
-    5 ms. With round trips of 5 ms that added half a round trip to each transaction, and made one publish after another
-    a fifth slower.
+    By default it waits for other transactions to share the request: half as long as recent answers took, up to 5 ms.
+    With round trips of 5 ms that added half a round trip to each transaction, and made sequential publishes a fifth
+    slower.
     """
-    # As with TLS, this can't be set once the library has started; an operator's setting goes first.
+    # As with TLS, this can't be set once the library has started; an operator's setting has precedence.
     if not fdb.impl._network_thread and "grv_batch_timeout" not in os.environ.get("FDB_NETWORK_OPTION_KNOB", ""):
         fdb.options.set_knob("grv_batch_timeout=0.0005")
 
@@ -363,7 +364,7 @@ def _connect(fdb: Any, cluster_file: str | None, connection_string: str | None) 
 def _error_code(future: Any) -> int:
     try:
         future.wait()
-    except Exception as error:  # FDBError, of whichever copy of the binding  # noqa: BLE001
+    except Exception as error:  # FDBError, from any copy of the binding  # noqa: BLE001
         return getattr(error, "code", -1)
     return 0
 
@@ -371,10 +372,10 @@ def _error_code(future: Any) -> int:
 class FoundationTransaction:
     """One transaction; ended by ``commit`` or ``cancel``.
 
-    One that has read nothing, as most publishes, need not ask for a read version: it decides nothing by what others
-    have done, and its commit token (``retry.py``) is written by this process only. So the version of the latest commit
-    of this process will do, if a read version was asked for in the last :data:`READ_VERSION_S`: a round trip less.
-    A version that the cluster has not reached yet will not do, as nothing conflicts with it.
+    One that has read nothing, as most publishes have, need not request a read version: it decides nothing by what
+    others have done, and only this process writes its commit token (``retry.py``). So the version of this process's
+    latest commit suffices if a read version was requested in the last :data:`READ_VERSION_S`, and saves a round trip. A
+    version that the cluster has not reached yet would not do, as nothing conflicts with it.
     """
 
     __slots__ = (
@@ -435,7 +436,7 @@ class FoundationTransaction:
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
         try:
             reader, mode = self._reader(snapshot), self._want_all
-            # Each sends its request when it is made, so all are under way before the first answer is awaited.
+            # Each future sends its request when it is created, so all are under way before the first answer is awaited.
             futures = [reader.get(key) for key in keys]
             answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
             return [future.value for future in futures], [[(row.key, row.value) for row in rows] for rows in answers]
@@ -540,7 +541,7 @@ class FoundationTransaction:
             if not asks:
                 tr.set_read_version(latest)
             tr.commit().wait()
-        except BaseException as error:  # a signal handler's, too, whose traceback refers to the transaction
+        except BaseException as error:  # even a signal handler's, whose traceback refers to the transaction
             db.recent_until = 0.0
             # A commit that still waits for its read version could get one after the doubt was settled.
             tr.reset()
@@ -549,7 +550,7 @@ class FoundationTransaction:
             raise (explain_commit if self._wrote else explain)(error, db.advice) from error
         if self._wrote:
             version = tr.get_committed_version()
-            if version < latest:  # the cluster was made anew, and counts from the beginning
+            if version < latest:  # the cluster was recreated, and counts from the beginning
                 db.committed = deque([version], maxlen=LATEST_COMMITS)
             else:
                 db.committed.append(version)
@@ -591,7 +592,7 @@ class JoinedTransaction(FoundationTransaction):
 
 
 def join_transaction(database: Database, tr: Any) -> JoinedTransaction:
-    """Raises ``OptionError`` if ``tr`` is no writable transaction, or not of the database's cluster."""
+    """Raises ``OptionError`` if ``tr`` is not a writable transaction on the database's cluster."""
     if not all(hasattr(tr, name) for name in ("set_versionstamped_key", "snapshot", "db")):
         raise OptionError(
             "this is not a FoundationDB transaction",

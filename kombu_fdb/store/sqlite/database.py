@@ -1,45 +1,44 @@
 """The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
 
-Model of a transaction. A writing one *notes* what it changes. Each key is noted in one of three places, depending on
-the last change. A *row* is its new value, or None if it is cleared; a *sum* is to be added to the stored value; a
-*stamp* is a value that the versionstamp completes. Keys that the versionstamp completes are not known yet, so they are
-in a list. All of this is *written* at the commit, or before a read that might have to see it, by few statements, each
-prepared once. So a row that changes twice is written once, and a transaction that only writes needs the right to write
-only when it commits.
+Model of a transaction. A writing transaction *notes* its changes. Each key is noted in one of three places, depending
+on its last change. A *row* is its new value, or None if it is cleared; a *sum* is added to the stored value; a *stamp*
+is a value that the versionstamp completes. Keys that the versionstamp completes are not known yet, so they are in a
+list. All of this is *written* at the commit, or before a read that might have to see it, by a few prepared statements.
+So a row that changes twice is written once, and a write-only transaction needs the right to write only when it commits.
 
 It begins with its first read, or when it writes what it has noted, and from then on it is the only writer
 (:mod:`~kombu_fdb.store.sqlite.open_file`), so nothing can conflict with it. It ends with ``commit`` or ``cancel``. Its
-*ticket* is made before anything is acquired (the lock, a connection, SQLite's transaction), and releases all of that.
-So ``cancel`` cleans up after an exception at any moment, and may be called again if it was itself cut short. A write
-that an exception cut short ends the transaction: half of what was noted is never committed. A commit that an exception
-cut short has happened completely, or not at all. After the commit, and after the next writer was let in, bells are rung
-(:mod:`~kombu_fdb.store.sqlite.wakeups`), even if an exception cut the commit short. A transaction that promised to be
+*ticket* is made before anything is acquired (the lock, a connection, SQLite's transaction), and serves to release it
+all. So ``cancel`` cleans up after an exception at any point, and may be called again if it was itself interrupted. An
+interrupted write ends the transaction: half of what was noted is never committed. An interrupted commit has happened
+completely, or not at all. After the commit, and after the next writer was let in, bells are rung
+(:mod:`~kombu_fdb.store.sqlite.wakeups`), even if the commit was interrupted. A transaction that promised to be
 read-only reads a snapshot on a connection of its own, beside the writer.
 
-The version is a counter in a row of its own (``open_file.SCHEMA``), moved only by transactions that use a versionstamp;
-it is written with the rest of the transaction, and rolled back with it. Its order is the order of commits, because
-writers take turns.
+The version is a counter in a row of its own (``open_file.SCHEMA``), increased only by transactions that use a
+versionstamp; it is written with the rest of the transaction, and rolled back with it. Its order is the order of
+commits, because writers take turns.
 
-Model of the open files: each file is open once. Its device and inode identify it, whatever path led to it. A
-:class:`SqliteDatabase` is a handle of the file, with the options of its client. The first handle that is *attached*
-opens the file, the last one that is *detached* closes it, and a handle that comes while the last one closes opens it
-anew: SQLite itself can have a file open twice. A fork waits until no thread attaches or detaches; the child begins
-without open files.
+Model of the open files: each file is open once. Its device and inode identify it, whatever the path. A
+:class:`SqliteDatabase` is a handle to the file, with its client's options. The first handle that is *attached* opens
+the file, the last one that is *detached* closes it, and a handle that is attached during that closing opens it again:
+SQLite itself can have a file open twice. A fork waits until no thread attaches or detaches; the child begins without
+open files.
 
 What fails:
 
-* a process is killed, even by -9: its uncommitted transaction is ignored by the next reader, its lock is free;
-* the machine loses power: with ``synchronous="full"`` nothing that was committed is lost, with ``"normal"`` the last
-  moments may be, in commit order and without damage;
-* a signal handler raises, a greenlet is killed: at whatever instruction that happens, ``cancel`` of the transaction
-  releases all that it had acquired (:mod:`~kombu_fdb.primitives.interruption`);
+* a process is killed, even by -9: the next reader ignores its uncommitted transaction, and its lock is free;
+* the machine loses power: with ``synchronous="full"`` no commit is lost, with ``"normal"`` the latest commits may be,
+  in order and without damage;
+* a signal handler raises, or a greenlet is killed: at whatever instruction that happens, the transaction's ``cancel``
+  releases all that it has acquired (:mod:`~kombu_fdb.primitives.interruption`);
 * the file is deleted or replaced: commits fail with an error that says so; none goes into a file without a name;
-* the disk is full: transactions that need no more space go on (:mod:`~kombu_fdb.store.sqlite.space`);
-* the process forks: SQLite can't be carried into a child (https://www.sqlite.org/howtocorrupt.html, 2.6), not even
-  closed there: its library remembers file locks, which the child does not have. So all connections are closed *before*
-  a fork, as soon as the running transactions end, and opened again when needed. Objects of the parent raise
-  ``ForkedError`` in the child. If a transaction does not end in time, or the fork bypassed Python, the child can't use
-  this file any more and says so.
+* the disk is full: transactions that need no more space still work (:mod:`~kombu_fdb.store.sqlite.space`);
+* the process forks: an open SQLite database can't be used in a child (https://www.sqlite.org/howtocorrupt.html, 2.6),
+  not even closed: the library remembers file locks that the child does not have. So all connections are closed *before*
+  a fork, as soon as the running transactions end, and reopened when needed. The parent's objects raise ``ForkedError``
+  in the child. If a transaction does not end in time, or the fork bypasses Python, the child can't use this file, and
+  an error says so.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ from kombu_fdb.store.sqlite.space import FULL_S
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-#: The most keys per statement. Up to the second number, each key gets a subquery of its own: for ``IN``, SQLite first
-#: makes a table, which takes twice as long.
+#: The most keys per statement. Up to the second number, each key gets its own subquery: for ``IN``, SQLite first makes
+#: a table, which takes twice as long.
 MOST_PARAMETERS, FEW = 500, 8
-#: The statements fix the query plan: after an ``ANALYZE`` of a broker that holds little, as most do, SQLite would from
-#: then on find some keys by scanning the table. The index of the keys has this name in files of either schema.
+#: The statements fix the query plan: once ``ANALYZE`` has seen a nearly empty broker, as most are, SQLite would find
+#: some keys by scanning the table. The index of the keys has this name in files of either schema.
 KV = "kv INDEXED BY sqlite_autoindex_kv_1"
-#: A flipped bit, or another program, may have made text, a number or NULL of a value. As bytes, it is unreadable.
+#: A flipped bit, or another program, may have turned a value into text, a number or NULL. As bytes, it is unreadable.
 BYTES = "CAST(ifnull(v, '') AS BLOB)"
 GET = f"SELECT {BYTES} FROM {KV} WHERE k=?"
 RANGE = f"SELECT k, {BYTES} FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
@@ -90,14 +89,14 @@ CLEAR = f"DELETE FROM {KV} WHERE k=?"
 CLEAR_RANGE = f"DELETE FROM {KV} WHERE k>=? AND k<?"
 BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v WHERE excluded.v>v"
 
-#: What FoundationDB counts for one mutation and its conflict range, apart from their bytes.
+#: What FoundationDB counts for one mutation and its conflict range, in addition to their bytes.
 MUTATION_BYTES = 64
 STAMP_BYTES = 10
 #: The key of the row that holds the version; see ``open_file.SCHEMA``.
 VERSION = 0
-MENDED = "Open the store anew, with `python -m kombu_fdb.doctor URL`: that mends it"
+MENDED = "Open the store with `python -m kombu_fdb.doctor URL`, which repairs it"
 #: The type in which keys and values are passed to SQLite: for ``bytes``, Python first looks up an adapter
-#: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.
+#: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as everything else.
 blob = bytearray
 
 _pack_stamp = struct.Struct(">QH").pack
@@ -105,7 +104,7 @@ _pack_stamp = struct.Struct(">QH").pack
 
 @lru_cache
 def _get_so_many(number: int) -> str:
-    """The statement for this many keys. For a few keys it returns one row: the value of each, or NULL."""
+    """The statement for this many keys. For a few keys it returns one row, with the value of each, or NULL."""
     if number <= FEW:
         return f"SELECT {','.join([f'({GET})'] * number)}"
     return f"SELECT k, {BYTES} FROM {KV} WHERE k IN ({','.join('?' * number)})"
@@ -120,7 +119,7 @@ def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
 class SqliteTransaction(Transaction):
     """A transaction that may write: the only writer from its first read, or from its commit, to its end."""
 
-    # Class attributes for what most transactions don't set, as each message makes a transaction.
+    # Class attributes for what most transactions don't set, as each message needs a transaction.
     _ticket: Ticket | None = None
     _cursor: sqlite3.Cursor | None = None
     #: Whether it only reads, on a connection of its own.
@@ -134,7 +133,7 @@ class SqliteTransaction(Transaction):
     #: As in :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
     _fills = False
     _moves = False
-    #: The size of all that was noted, as FoundationDB counts it.
+    #: The size of all noted changes, as FoundationDB counts it.
     _size = 0
     _most = TRANSACTION_BYTES
 
@@ -169,7 +168,7 @@ class SqliteTransaction(Transaction):
         found: dict[Any, Any] = {}
         for first in range(0, len(keys), MOST_PARAMETERS):
             some = [*keys[first : first + MOST_PARAMETERS]]
-            # Few different statements, so that they stay prepared: the last key is repeated up to a power of two.
+            # Few different statements, so that they stay prepared: the last key is repeated to reach a power of two.
             size = 1 << (len(some) - 1).bit_length()
             some += [some[-1]] * (size - len(some))
             rows = self._run(_get_so_many(size), [blob(key) if key else key for key in some])
@@ -182,7 +181,7 @@ class SqliteTransaction(Transaction):
         if limit < 0:
             raise ValueError("limit is negative")
         self._write()
-        # One row more shows whether the last one is where it belongs. SQLite has no number after the largest limit.
+        # One more row shows whether the last one is in order. SQLite has no number above the largest limit.
         most = limit + 1 if 0 < limit < sys.maxsize else -1
         rows = self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), most))
         try:
@@ -293,7 +292,7 @@ class SqliteTransaction(Transaction):
         self._run(BYTE_MAX, (key, value))
 
     def _write(self) -> None:
-        """Write what was noted. Reads the stored values of the sums and the version in one statement."""
+        """Write the noted changes. Reads the stored values of the sums and the version in one statement."""
         if not (self._rows or self._stamped or self._sums or self._stamps):
             return
         cursor = self._cursor or self._start()
@@ -349,7 +348,7 @@ class SqliteTransaction(Transaction):
         self._ended = False
 
     def _bound(self) -> None:
-        """On a disk with little space, limit how much of it the transaction may use, depending on what it does."""
+        """On a nearly full disk, limit how much space the transaction may use, depending on what it does."""
         try:
             if self._cursor is None:
                 self._start()
@@ -368,7 +367,7 @@ class SqliteTransaction(Transaction):
     # Watches and the end
 
     def watch(self, key: bytes) -> Watch:
-        # Take now those steps of arming a watch that can fail; after the commit nothing may.
+        # Do now what can fail when a watch is armed; after the commit nothing may fail.
         try:
             self._file.listener.open()
         except OSError as error:
@@ -411,7 +410,7 @@ class SqliteTransaction(Transaction):
             self._bells = []
 
     def _arm(self) -> None:
-        """Register the watches, then compare with what this transaction saw, so no change is missed. Never raises."""
+        """Register the watches, then compare with what this transaction saw: no change is missed. Never raises."""
         listener = self._file.listener
         try:
             for watch in self._watches:
@@ -422,13 +421,13 @@ class SqliteTransaction(Transaction):
         listener.compare(self._watches)
 
     def _run(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        try:  # each row may be on a page of its own that can't be read
+        try:  # each row may be on another unreadable page
             return (self._cursor or self._start()).execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
     def _start(self) -> sqlite3.Cursor:
-        if self._ended or self._ticket is not None:  # has a ticket: an exception cut its beginning short
+        if self._ended or self._ticket is not None:  # has a ticket: its start was interrupted
             raise StoreError("the transaction has ended")
         if self._owner.closed:
             raise StoreUnavailable("the database was closed", path=self._file.path)
@@ -456,13 +455,13 @@ class SqliteTransaction(Transaction):
         if isinstance(explained, StoreFull):
             self._file.space.forget()
             explained.fills, explained.moves = self._fills, self._moves
-            # A transaction that moves something has used up its share, and no reader that ends will restore it.
+            # A transaction that moves something has used up its share, and the end of a reader does not restore it.
             explained.retryable, explained.retry_s = self._clears and not self._moves, FULL_S
         self.cancel()
         return explained
 
     def _release(self) -> None:
-        """Release what was acquired. Idempotent: each thing is released before it is forgotten."""
+        """Release what was acquired. Idempotent: each resource is released before it is forgotten."""
         assert self._ticket is not None
         self._file.return_writer(self._ticket)
         self._ticket = self._cursor = None
@@ -496,7 +495,7 @@ class ReadingTransaction(SqliteTransaction):
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
             sound = False
-        # Forgotten first: a connection that is returned twice would serve two threads.
+        # Forget it first: a connection that is returned twice would serve two threads.
         self._cursor = self._connection = None
         if connection is not None:
             self._file.return_reader(connection, sound=sound)
@@ -510,12 +509,12 @@ class ReadingTransaction(SqliteTransaction):
 # The open files are the process's state, because POSIX locks are.
 _open: set[open_file.OpenFile] = set()
 _changing = FairLock()
-#: By thread: several may fork, but only one at a time.
+#: By thread: several threads may fork, but only one at a time.
 _forking: dict[int, Ticket] = {}
 
 
 def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> open_file.OpenFile:
-    """The process's one :class:`OpenFile` for ``path``, a real path; it stays open until ``handle`` is detached.
+    """The process's only :class:`OpenFile` for ``path``, a real path; it stays open until ``handle`` is detached.
 
     Raises ``StoreUnavailable``, with the fix.
     """
@@ -581,7 +580,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after
 class SqliteDatabase:
     """A :class:`~kombu_fdb.store.protocol.Database` in a file; safe for many threads and many processes of one host."""
 
-    #: A commit here has happened, or has not, by the time it returns.
+    #: A commit's outcome is known when it returns.
     commit_may_be_unknown = False
     writers_take_turns = True
 
@@ -597,10 +596,10 @@ class SqliteDatabase:
     def open(
         cls, path: str, *, synchronous: str = "normal", clock: Clock | None = None, timeout_s: float = 10.0
     ) -> SqliteDatabase:
-        """Open the file within ``timeout_s`` seconds; it is created if absent, its directory is not.
+        """Open the file within ``timeout_s`` seconds; it is created if absent, but its directory is not.
 
-        ``synchronous``: ``"normal"`` survives every crash of a process, ``"full"`` also a power cut; it holds for the
-        transactions of this handle. Raises ``StoreUnavailable`` with the fix if the file can't be used.
+        ``synchronous``: ``"normal"`` survives every crash of a process, ``"full"`` also a power cut. It applies to this
+        handle's transactions. Raises ``StoreUnavailable`` with the fix if the file can't be used.
         """
         if synchronous not in ("normal", "full"):
             raise OptionError("synchronous must be 'normal' or 'full'", given=synchronous)
@@ -624,7 +623,7 @@ class SqliteDatabase:
         return (ReadingTransaction if read_only else SqliteTransaction)(self.file, self, timeout_s)
 
     def close(self) -> None:
-        """Close this handle, and with the last one the file. Running transactions end. Armed watches never fire.
+        """Close this handle, and with the last handle the file. Running transactions end. Armed watches never fire.
 
         Takes some seconds at most: what other threads still use is closed when their transactions end.
         """
@@ -635,11 +634,11 @@ class SqliteDatabase:
 
     @property
     def armed_watches(self) -> int:
-        """How many watches of this process wait; for tests that look for leaks."""
+        """How many watches of this process are armed; for tests that look for leaks."""
         return self.file.listener.armed
 
     def _probe(self, deadline: float) -> None:
-        """Create the tables if they are not there; fails if this user may not write."""
+        """Create the tables if they are absent; fails if this user may not write."""
         ticket = Ticket()
         surely(
             lambda: self.file.take_writer(ticket, self.synchronous, deadline), lambda: self.file.return_writer(ticket)

@@ -1,4 +1,4 @@
-"""What the errors of SQLite, and those of the system on its files, mean to the person who must fix the cause."""
+"""The errors of SQLite, and of the system on its files, as advice for the person who must fix the cause."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _MEANINGS: dict[int, tuple[str, str]] = {
     ),
     sqlite3.SQLITE_PROTOCOL: ("the database's lock protocol failed", "Put {path} on a local file system"),
 }
-#: What is left is mostly a table that another program has dropped, renamed or given a trigger.
+#: The remaining cause is usually that another program has dropped or renamed the table, or added a trigger.
 _OTHERWISE = (
     "`sqlite3 {path} .schema` should show the table kv alone: undo what another program changed, or restore a backup"
 )
 
 
 def explain(error: sqlite3.Error, path: str) -> StoreError:
-    """SQLite's error as ours, in one line that names the fix."""
+    """SQLite's error as a ``StoreError``, in one line that names the fix."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF == sqlite3.SQLITE_TOOBIG:
         return LimitExceeded("over a limit of SQLite", reason=str(error))
@@ -78,10 +78,10 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
 
 
 def damage() -> sqlite3.DatabaseError:
-    """The error of what SQLite's statements don't notice: a flipped bit has put a key out of its order in the index.
+    """The error for damage that SQLite does not notice: a flipped bit has put a key out of order in the index.
 
-    A scan shows its row, but to delete it by its key does nothing: its message would be delivered for ever. Who reads
-    on behind it may begin anew for ever. And what is stored beside it may not be found again.
+    A scan shows its row, but deleting it by its key does nothing: its message would be delivered forever. A scan that
+    continues after it may loop forever. And rows stored next to it may not be found again.
     """
     error = sqlite3.DatabaseError()
     error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_CORRUPT_INDEX, "SQLITE_CORRUPT_INDEX"
@@ -101,7 +101,7 @@ _BESIDE = re.compile("-(wal|shm|lock|gate|bells(/.*)?)$")
 
 
 def to_be_let_in(path: str) -> str | None:
-    """What the file's owner has to do, if that is another user; None if this user is the owner, or there is no file."""
+    """What the file's owner must do, if that is another user; None if this user is the owner, or there is no file."""
     try:
         is_ours = os.stat(path).st_uid == os.geteuid()
     except OSError:

@@ -3,20 +3,20 @@
 A process that has a database open through SQLite must never open it, its ``-wal`` or its ``-shm`` in any other way:
 closing *any* descriptor of a file cancels *all* POSIX locks that the process has on it
 (https://www.sqlite.org/howtocorrupt.html, 2.2). Then other processes may remove the log that it still uses, with all
-that it has committed since. So here files are accessed by their names (``stat``, ``chmod``, ``chown``), and the only
-file opened is one that no process can have open, because it was just created.
+its later commits. So here files are accessed by their names (``stat``, ``chmod``, ``chown``), and the only file opened
+is one that no process can have open, because it was just created.
 
 Model of the files beside the database: all its users can use them, and no other user can misuse them. Owner, group and
-mode of the database's file say who may use the store. The files beside it follow each time that a user who may change
+mode of the database's file say who may use the store. The files beside it are adjusted whenever a user who may change
 them opens the store. So a later ``chmod 660`` of the database opens all of them to the group, and files that root
 creates belong to the owner of the database.
 
-Other users who may write to the folder may put something in the way: a link to a user's ``authorized_keys``, a pipe
-that has no reader, a folder of their own. So no link is followed, no call blocks, and before a byte is written or a
-mode changed, the open descriptor must show the right kind of file, with a single name. In a folder that all users may
-write to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder, only
-users whom its owner has admitted can create files. Files inside a folder of ours are reached through its descriptor, so
-it does no harm to put another folder in its place.
+Other users who may write to the folder may plant something there: a link to a user's ``authorized_keys``, a pipe
+without a reader, a folder of their own. So no link is followed, no call blocks, and before a byte is written or a mode
+changed, the open descriptor must show the right kind of file, with a single name. In a folder that all users may write
+to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder, only users
+whom its owner has admitted can create files. Files inside the store's own folder are reached through its descriptor, so
+replacing that folder does no harm.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from kombu_fdb.store.sqlite.errors import explain_os
 # -- the database's file -----------------------------------------------------------------------------------------------
 
 
-#: The oldest version supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
+#: The oldest supported version; upserts are older (https://www.sqlite.org/lang_upsert.html).
 OLDEST_SQLITE = (3, 35, 0)
 #: How many links to follow on the way to a file, as Linux does.
 MOST_LINKS = 40
 
 
 def check_sqlite_version() -> None:
-    """Raises ``StoreUnavailable`` if Python came with a SQLite that is too old."""
+    """Raises ``StoreUnavailable`` if Python's SQLite is too old."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         oldest = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(
@@ -55,7 +55,7 @@ def check_sqlite_version() -> None:
 
 
 def check_path(path: str) -> str:
-    """The path as SQLite uses it, absolute and without symbolic links, or an error that says what to do."""
+    """The path as SQLite uses it, absolute and without symbolic links. Raises ``StoreUnavailable`` with the fix."""
     if path in ("", ":memory:"):
         raise StoreUnavailable("a database in memory can't be shared between processes", fix="Give the path of a file")
     given = os.path.abspath(os.path.expanduser(path))
@@ -73,7 +73,7 @@ def check_path(path: str) -> str:
 
 def _refuse_planted(path: str) -> None:
     """Raises ``StoreUnavailable`` for another user's file on the way, in a folder that all may write to (``/tmp``)."""
-    with contextlib.suppress(OSError):  # SQLite will report what is wrong with it
+    with contextlib.suppress(OSError):  # SQLite will report the problem
         for name in _looked_up(path):
             folder, status = os.stat(os.path.dirname(name)), os.lstat(name)
             if folder.st_mode & stat.S_IWOTH and status.st_uid not in {os.geteuid(), 0}:
@@ -85,7 +85,7 @@ def _refuse_planted(path: str) -> None:
 
 
 def _looked_up(path: str) -> Iterator[str]:
-    """Every name that is looked up on the way to a file, from the root on, links included. Raises ``OSError``."""
+    """Every name that is looked up on the way to a file, from the root, links included. Raises ``OSError``."""
     at, left, links = "/", path.split("/")[::-1], 0
     while left:
         name = os.path.normpath(os.path.join(at, left.pop()))
@@ -102,12 +102,12 @@ def _looked_up(path: str) -> Iterator[str]:
 def identify(path: str) -> tuple[int, int]:
     """Device and inode of the file, which is created if absent. Raises ``OSError``, ``StoreUnavailable``."""
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # new, so not open anywhere
     _refuse_planted(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise StoreUnavailable("this is not a regular file", path=path, fix="Give the path of a file")
-    if status.st_nlink > 1:  # https://www.sqlite.org/howtocorrupt.html, 2.5: each name has a log of its own
+    if status.st_nlink > 1:  # https://www.sqlite.org/howtocorrupt.html, 2.5: each name has its own log
         raise StoreUnavailable(
             "the database has more than one name (hard link)",
             path=path,
@@ -124,7 +124,7 @@ _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the database, and whom its folder keeps out."""
+    """Which users may use the database, and which its folder keeps out."""
 
     #: Excludes users who may only read: reading is enough to take a lock, which would stop all writers.
     mode: int
@@ -143,11 +143,11 @@ class Access:
 
     @property
     def directory_mode(self) -> int:
-        """Users who may read a file may search the directory; files that a group makes in it belong to the group."""
+        """Users who may read a file may search the directory; files created in it belong to its group."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2 | (stat.S_ISGID if self.mode & stat.S_IWGRP else 0)
 
     def check(self, status: os.stat_result, kind: int, path: str) -> None:
-        """Raises ``StoreUnavailable`` unless it is of the kind (``stat.S_IFREG``...) and may be trusted."""
+        """Raises ``StoreUnavailable`` unless it has this kind (``stat.S_IFREG``...) and is trustworthy."""
         if stat.S_IFMT(status.st_mode) != kind:
             raise StoreUnavailable("something else is in the way of a file of the store", path=path, fix=_remove(path))
         if kind == stat.S_IFREG and status.st_nlink > 1:
@@ -160,7 +160,7 @@ class Access:
             )
 
     def share(self, descriptor: int, path: str) -> None:
-        """Let in the users of the database, if this user may. Raises ``StoreUnavailable`` if all may write."""
+        """Give the database's users access, if this user may. Raises ``StoreUnavailable`` if all users may write."""
         status = os.fstat(descriptor)
         mode = self.directory_mode if stat.S_ISDIR(status.st_mode) else self.mode
         if os.geteuid() in {status.st_uid, 0}:
@@ -180,13 +180,13 @@ class Access:
             os.chown(descriptor, owner, group)
         return True
 
-    # What stands beside the database
+    # The files beside the database
 
     def open_sidecar(self, path: str, *, directory: int | None = None) -> int:
-        """Open a regular file beside the database, created if absent. Returns a descriptor for reading and appending.
+        """Open a regular file beside the database, created if absent. Returns a descriptor to read and append.
 
-        ``directory``: a descriptor in which the last part of ``path`` is looked up. Raises ``StoreUnavailable``, which
-        names ``path`` and the fix.
+        ``directory``: the descriptor of the directory in which to look up the last part of ``path``. Raises
+        ``StoreUnavailable``, which names ``path`` and the fix.
         """
         name = path if directory is None else os.path.basename(path)
         try:
@@ -196,7 +196,7 @@ class Access:
         return self._checked(descriptor, stat.S_IFREG, path)
 
     def open_directory(self, path: str) -> int:
-        """Open a directory beside the database, created if absent. The rest is as with :meth:`open_sidecar`."""
+        """Open a directory beside the database, created if absent. Otherwise as :meth:`open_sidecar`."""
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
@@ -207,7 +207,7 @@ class Access:
 
     @staticmethod
     def open_pipe(name: str, flags: int, *, directory: int) -> int:
-        """Open a named pipe in a directory of ours. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
+        """Open a named pipe in the store's directory. Raises ``OSError``: ``ENXIO`` means that it has no reader."""
         descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -217,8 +217,8 @@ class Access:
     def share_database(self, path: str) -> None:
         """:meth:`share` for the database and SQLite's own files beside it, by their names.
 
-        SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file:
-        SQLite applies whatever is in a log or a journal to the database.
+        SQLite gives these files the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's
+        file: SQLite applies whatever is in a log or a journal to the database.
         """
         for name in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):
             with contextlib.suppress(FileNotFoundError):
@@ -253,7 +253,7 @@ class Access:
         return descriptor
 
     def _explain(self, error: OSError, kind: int, path: str) -> StoreUnavailable:
-        """Why it can't be opened: because of what is there, if that explains it."""
+        """Why it can't be opened: because of the file that is there, if that explains it."""
         try:
             status = os.lstat(path)
             self.check(status, kind, path)

@@ -1,17 +1,16 @@
-"""An open SQLite file: its connections and locks, once per process; who may write next; and how it survives a fork.
+"""An open SQLite file: its connections and locks, once per process; the order of writers; and how it survives a fork.
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
 file with each transaction. ``running`` are the transactions that hold a connection, ``lock`` is the right to write. A
-*barrier* keeps new transactions out while it stands. Each transaction has one
+*barrier*, while it is up, keeps new transactions out. Each transaction has one
 :class:`~kombu_fdb.primitives.interruption.Ticket` for both, made before anything is taken; ``return_writer``,
-``return_reader`` and ``leave`` release whatever was taken with it, even if an exception cut that short: each step at
-the barrier is one call into C, and may be repeated.
+``return_reader`` and ``leave`` release whatever was taken with it, even after an interruption: each step at the barrier
+is one call into C, and may be repeated.
 
-What fails: the file is deleted, or another one is put in its place. Then a commit would go where no process finds it,
-so each commit first checks the names of the file and of its log, and fails. Once the file is back, everything works
-again.
+What fails: the file is deleted or replaced. Then a commit would go where no process finds it, so each commit first
+checks the names of the file and of its log, and fails. Once the file is back, everything works again.
 
-Model of the write lock. SQLite lets one connection write at a time and lets the others retry with growing pauses, so a
+Model of the write lock. SQLite lets one connection write at a time and the others retry with growing pauses, so a
 process that publishes in a tight loop starves them. Here a writer first passes
 
 1. its process's own queue (:class:`~kombu_fdb.primitives.interruption.FairLock`): first come, first served. Apart
@@ -19,30 +18,29 @@ process that publishes in a tight loop starves them. Here a writer first passes
 2. the *gate*, an flock: its holder is next in line, and only the holder waits for
 3. *main*, an flock held while writing; its holder opens the gate for the next writer.
 
-After its turn a writer finds the gate held by one that waited meanwhile, so two writers in tight loops alternate.
+After its turn a writer finds the gate held by a waiting writer, so two writers in tight loops alternate.
 
-A turn is short (some 50 us), so the next in line tries again for about that long. All other waiting is done by a helper
-thread in a blocking flock, because flock knows no deadline. (To try again at the gate as well would be quicker, but
-starve the writers that sleep: with four writers on two cores, one of them got 1 %.)
+A turn is short (some 50 us), so the next in line spins for about that long. All other waiting is done by a helper
+thread in a blocking flock, because flock has no timeout. (Spinning at the gate as well would be quicker, but would
+starve sleeping writers: with four writers on two cores, one of them got 1 %.)
 
 While *busy* is set, the flocks belong to the helper. Once it has *main*, it sets *taken*, clears *busy* and wakes the
 head: an flock belongs to the descriptor, so what the helper took is the head's. If the deadline passes first, the head
-leaves and the helper goes on waiting, for the next head. If there is no writer in the end, it unlocks.
+leaves and the helper continues to wait, for the next head. If there is no writer in the end, it unlocks.
 
-What fails: a holder that dies, even by kill -9, loses its flocks (the kernel does that). A forked child must close its
-copies of the descriptors, or it would hold its parent's lock after the parent's death. A stopped holder (SIGSTOP) makes
-the others fail with ``StoreUnavailable`` at their deadline. After an exception between any two steps, ``release``
-cleans up, and may be called twice: it unlocks whatever the head of the queue may have locked, and it is harmless to
-unlock an flock once too often.
+What fails: when a holder dies, even by kill -9, the kernel releases its flocks. A forked child must close its copies of
+the descriptors, or it would hold its parent's lock after the parent's death. A stopped holder (SIGSTOP) makes the
+others fail with ``StoreUnavailable`` at their deadline. After an exception between any two steps, ``release`` cleans
+up, and may be called twice: it unlocks whatever the head of the queue may have locked, and an extra unlock is harmless.
 
-Model of the fork. A guard keeps SQLite's connections out of forked children: closed before the fork, opened again when
+Model of the fork. A guard keeps SQLite's connections out of forked children: closed before the fork, reopened when
 needed. Before a fork each open file lets no new transaction start, waits until the running ones have ended (``WAIT_S``
-at most) and closes its connections. So SQLite's library knows nothing of the file when the process is copied. The
-child closes its copies of the lock files and pipes.
+at most) and closes its connections. So SQLite's library has no state for the file when the process is copied. The child
+closes its copies of the lock files and pipes.
 
 If the running transactions do not end in time, or C code forked without Python's hooks before it, the child inherits
-the library's knowledge of locks that only its parent has. Such a file is *tainted* in the child: opening it fails with
-the fix. The inherited connections are never closed there, and never freed.
+the library's record of locks that only its parent has. Such a file is *tainted* in the child: opening it fails with the
+fix. The inherited connections are never closed or freed there.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 def _try_for_a_turn(fd: int, is_late: Callable[[], bool]) -> bool:
     for _ in range(SPINS):
         os.sched_yield()
-        if is_late():  # on a busy machine, each yield may take as long as all others' slices together
+        if is_late():  # on a busy machine, a yield may last as long as all other processes' time slices
             return False
         try:
             flock(fd, AT_ONCE)
@@ -116,7 +114,7 @@ class WriteLock:
         self._closed = False
 
     def acquire(self, ticket: Ticket, deadline: float) -> None:
-        """Take the lock. Raises ``StoreUnavailable`` if it is not free by the deadline; even then release ``ticket``.
+        """Take the lock. Raises ``StoreUnavailable`` if it is not free by the deadline; even then, release ``ticket``.
 
         Raises ``StoreError`` at once in a thread that has the lock already, or waits for it.
         """
@@ -132,7 +130,7 @@ class WriteLock:
         return self._writers.head is ticket
 
     def release(self, ticket: Ticket) -> None:
-        """End ``ticket``, however far it came. Idempotent."""
+        """End ``ticket``, however far it has got. Idempotent."""
         if self._writers.head is ticket:
             ticket.over = True  # before the look at _busy, see _give_back
             if not (self._busy or self._closed):
@@ -143,14 +141,14 @@ class WriteLock:
         self._writers.release(ticket)
 
     def close(self) -> bool:
-        """Let no more writers in. False if one still writes: call it again when that writer has ended. Idempotent."""
+        """Let no more writers in. False if one still writes: call again when that writer has ended. Idempotent."""
         self._closed = True
         ticket = Ticket()
         if not self._writers.acquire(ticket, CLOSE_S):
             return False
         if self._helper is None:
             self.close_files()
-        else:  # the helper closes them, when its flock returns
+        else:  # the helper closes them once its flock returns
             self._work.set()
             if not self._busy:
                 self._helper.join(CLOSE_S)
@@ -158,7 +156,7 @@ class WriteLock:
         return True
 
     def close_files(self) -> None:
-        """Close the descriptors, which is all that a forked child may do: the locks are its parent's."""
+        """Close the descriptors. A forked child may do nothing else: the locks are its parent's."""
         while self._files:
             os.close(self._files.pop())
 
@@ -215,7 +213,7 @@ class WriteLock:
     # The helper
 
     def _ask_helper(self) -> None:
-        """Ask the helper. If it has taken *main* already, it only wakes the head once more."""
+        """Ask the helper. If it has already taken *main*, it only wakes the head again."""
         self._busy = True
         if self._helper is None or not self._helper.is_alive():
             self._helper = threading.Thread(target=self._help, name="kombu-fdb-sqlite-lock", daemon=True)
@@ -245,7 +243,7 @@ class WriteLock:
             self._error = error.with_traceback(None)
 
     def _give_back(self) -> None:
-        """Unlock if there is no writer. A head that has not begun to leave unlocks when it leaves."""
+        """Unlock if there is no writer. A head that has not begun to leave unlocks when it does."""
         while (head := self._writers.head) is None or head.over:
             ticket = Ticket()
             if self._writers.acquire(ticket, LONGEST_POLL_S):
@@ -259,7 +257,7 @@ class WriteLock:
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-#: "cFDB" in the file's header: distinguishes our databases from an application's own.
+#: "cFDB" in the file's header: distinguishes a broker's database from an application's.
 APPLICATION_ID = 0x63464442
 WRITER_CACHE_KIB = 16_000
 READER_CACHE_KIB = 2_000
@@ -271,18 +269,18 @@ SQL_STATEMENTS = 64
 
 
 #: The row with the key 0, a number, is the version. No range of keys includes it: for SQLite, a number is less than any
-#: bytes. It is stored next to the bells and counters, so a commit writes one page less than with a table of its own.
+#: bytes. It is stored next to the bells and counters, so a commit writes one page less than with a separate table.
 #:
 #: Rows are in the order of their arrival, and only their keys are sorted, in an index: messages fill one page after the
 #: other. If the rows were sorted (``WITHOUT ROWID``, as in older files), each queue would grow in the middle of the
-#: tree, where every second publish moves rows to neighbouring pages. The statements are the same for both.
+#: tree, where every other publish moves rows to neighbouring pages. The same statements serve both.
 SCHEMA = """
 CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL);
 INSERT INTO kv VALUES (0, 0);
 """
 
-#: A damaged file may lack the version, as one that ``.recover`` has saved, or have a number that nothing counts up to.
-#: The number of microseconds since 1970 exceeds any number of commits, so new messages come after all others.
+#: A damaged file may lack the version, as after ``.recover``, or have an impossibly high one. The number of
+#: microseconds since 1970 exceeds any number of commits, so new messages come after all others.
 VERSION_DIGITS = 18
 MEND_VERSION = (
     "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS "
@@ -292,8 +290,8 @@ MEND_VERSION = (
 
 
 def connect(path: str, *, writer: bool) -> sqlite3.Connection:
-    """A connection with our settings. It may find the file locked: the caller tries again until its deadline."""
-    # Not ``sqlite3.connect``, which tracers wrap: they would make a span of every statement, even of an idle worker.
+    """A connection with the store's settings. It may find the file locked: the caller retries until its deadline."""
+    # Not ``sqlite3.connect``, which tracers wrap: they would record a span for every statement, even of an idle worker.
     connection = sqlite3.Connection(
         path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=SQL_STATEMENTS
     )
@@ -301,13 +299,13 @@ def connect(path: str, *, writer: bool) -> sqlite3.Connection:
     try:
         for pragma in (
             f"cache_size=-{cache_kib}",
-            # Some systems map the file: what reads a page that the disk has lost is ended by SIGBUS, and SQLite looks
-            # into the log for pages that it has in its cache.
+            # Some systems map the file: then reading a page that the disk has lost ends the process by SIGBUS, and
+            # SQLite searches the log for pages that are in its cache.
             "mmap_size=0",
             f"journal_size_limit={WAL_KEEP_BYTES}",
             "temp_store=MEMORY",
-            # Some systems build SQLite such that it overwrites deleted pages with zeros: a purge would need as much
-            # room in the log as there is to delete, on a full disk, too. FAST does so only where it costs no page.
+            # Some systems build SQLite to overwrite deleted pages with zeros: a purge would need as much room in the
+            # log as it deletes, even on a full disk. FAST does so only where it costs no extra page.
             "secure_delete=FAST",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -318,14 +316,14 @@ def connect(path: str, *, writer: bool) -> sqlite3.Connection:
 
 
 def set_synchronous(connection: sqlite3.Connection, synchronous: str) -> None:
-    """Set it for the transactions that follow. ``"full"`` also makes durable what ``"normal"`` committed before."""
+    """Set it for later transactions. ``"full"`` also makes earlier ``"normal"`` commits durable."""
     connection.execute(f"PRAGMA synchronous={synchronous}").fetchall()
     if sys.platform == "darwin":
         connection.execute(f"PRAGMA fullfsync={int(synchronous == 'full')}").fetchall()
 
 
 def create(connection: sqlite3.Connection, wall_ms: int) -> None:
-    """Create the tables if the file is empty; refuse another program's database. Also tests that it can write."""
+    """Create the tables if the file is empty; refuse another program's database. Also checks that it can write."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -333,9 +331,9 @@ def create(connection: sqlite3.Connection, wall_ms: int) -> None:
             raise StoreUnavailable(
                 "this SQLite database belongs to another program", fix="Give the broker its own file"
             )
-        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # first of all; a file that is not empty keeps its size
+        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # before all else; an existing file keeps its page size
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    if mode != "wal":  # a new file, a copy by VACUUM INTO, or one that was changed
+    if mode != "wal":  # a new file, a copy by VACUUM INTO, or a changed one
         connection.execute("PRAGMA journal_mode=WAL").fetchall()  # readers beside a writer need it
     if application_id != APPLICATION_ID:
         connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
@@ -348,11 +346,11 @@ def create(connection: sqlite3.Connection, wall_ms: int) -> None:
 
 
 WAIT_S = 2.0
-#: Only a fork or a close waits for transactions, and only at that moment do transactions wait.
+#: Only a fork or a close waits for transactions, and only then do transactions wait.
 PAUSE_S = 0.0005
 
 
-# The process's state, because forking is: which files are open, and which ones a child can't use.
+# Global, because forking concerns the process: which files are open, and which ones a child can't use.
 _guarded: weakref.WeakSet[OpenFile] = weakref.WeakSet()
 _stopping: list[OpenFile] = []
 _stopped: list[OpenFile] = []
@@ -360,7 +358,7 @@ _tainted: set[tuple[int, int]] = set()
 
 
 def refuse_tainted(path: str) -> None:
-    """Raise if this process inherited open connections to the file."""
+    """Raise ``StoreUnavailable`` if this process inherited open connections to the file."""
     for file in [file for file in _guarded if file.pid != os.getpid()]:
         _taint(file)  # C code forked, and the hooks did not run
         _guarded.discard(file)
@@ -374,7 +372,7 @@ def refuse_tainted(path: str) -> None:
 
 def _before() -> None:
     for file in list(_guarded):
-        _stopping.append(file)  # first: after an exception from here on, the barrier must still come down
+        _stopping.append(file)  # first: even after an exception from here on, the barrier must come down
         if file.stop(WAIT_S):
             file.close_connections()
             _stopped.append(file)
@@ -419,7 +417,7 @@ BUSY_PAUSE_S = 0.001
 class OpenFile:
     """Connections, locks and bells of one file. Thread-safe. Get it from ``database.attach``."""
 
-    #: The owner of its own transactions, which only read.
+    #: For the file's own transactions, which only read.
     synchronous = "normal"
 
     def __init__(
@@ -437,7 +435,7 @@ class OpenFile:
         self.closed = False
         self.handles: set[Hashable] = set()
         self.running: set[Ticket] = set()
-        #: Whether the barrier stands.
+        #: Whether the barrier is up.
         self.stopped = False
         self._readers: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
@@ -472,7 +470,7 @@ class OpenFile:
             _guarded.discard(self)
 
     def insist(self, step: Callable[[], T], deadline: float) -> T:
-        """Do ``step``, and repeat it while SQLite is busy, until the deadline; translates SQLite's errors."""
+        """Do ``step``, repeating it while SQLite is busy, until the deadline. Translates SQLite's errors."""
         while True:
             try:
                 return step()
@@ -483,7 +481,7 @@ class OpenFile:
             self.clock.sleep(BUSY_PAUSE_S)
 
     def explained(self, error: sqlite3.Error) -> StoreError:
-        """SQLite's error as ours. Of a file that has lost its name, that is told: SQLite still reads what was there."""
+        """SQLite's error as a ``StoreError``; if the file has lost its name, the error that says so."""
         try:
             _check(self.path, self.identity)
         except StoreUnavailable as replaced:
@@ -496,7 +494,7 @@ class OpenFile:
         """Take the right to write, and the writing connection. Raises ``StoreUnavailable`` at the deadline."""
         self.lock.acquire(ticket, deadline)
         self.running.add(ticket)
-        if self.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
+        if self.stopped:  # checked after entering: either ``stop`` sees this, or this sees ``stop``
             self._wait(ticket, deadline)
         writer = self._writer
         if writer is None:
@@ -517,9 +515,9 @@ class OpenFile:
         return writer
 
     def return_writer(self, ticket: Ticket) -> None:
-        """Roll back what was not committed, and let the next one write. Idempotent."""
+        """Roll back what was not committed, and let the next writer in. Idempotent."""
         writer = self._writer
-        # Checked first, as there is rarely anything to do; ``writer`` may serve another transaction by now.
+        # Checked first, as there is rarely anything to do. ``writer`` may serve another transaction by now.
         if (self.closed or (writer is not None and writer.in_transaction)) and self.lock.held_by(ticket):
             try:
                 if writer is not None and writer.in_transaction:
@@ -534,7 +532,7 @@ class OpenFile:
             self.leave(ticket)
 
     def grant(self, *, fills: bool, moves: bool, clears: bool) -> None:
-        """Give the writer the share of the reserve that its transaction may use. Raises ``sqlite3.Error``."""
+        """Give the writer its transaction's share of the reserve. Raises ``sqlite3.Error``."""
         if self._writer is not None:
             self.space.grant(self._writer, fills=fills, moves=moves, clears=clears)
 
@@ -553,7 +551,7 @@ class OpenFile:
             self.insist(lambda: create(connection, self.clock.wall_ms()), deadline)
             self.access.share_database(self.path)
             self._log = _identity(self._log_path)
-            # An overlay of file systems may give a file another inode when it is first changed or opened for writing.
+            # An overlay file system may give a file another inode when it is first changed or opened for writing.
             self.identity = _identity(self.path) or self.identity
         except BaseException:
             connection.close()
@@ -563,17 +561,17 @@ class OpenFile:
         return connection
 
     def is_at(self, identity: tuple[int, int]) -> bool:
-        """Whether it is this file. The inode of a deleted file that no connection keeps may be another's by now."""
+        """Whether it is this file. Without a connection, a deleted file's inode may be another file's by now."""
         if self.identity != identity or self._writer is not None or self._readers:
             return self.identity == identity
         try:
             return _identity(self.path) == identity
-        except OSError:  # the folder was closed to us
+        except OSError:  # this user lost access to the folder
             return True
 
     def check_place(self) -> None:
-        """Check before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
-        try:  # both in one check, which nearly always succeeds; otherwise each is checked
+        """Check before a commit. Raises ``StoreUnavailable`` if the file that it would go into has lost its name."""
+        try:  # check both at once, which nearly always succeeds; otherwise each one
             file, log = os.stat(self.path), os.stat(self._log_path)
             if (file.st_dev, file.st_ino) == self.identity and (log.st_dev, log.st_ino) == self._log:
                 return
@@ -621,7 +619,7 @@ class OpenFile:
         return True
 
     def _wait(self, ticket: Ticket, deadline: float) -> None:
-        """Wait until the barrier is gone. Raises ``StoreUnavailable`` if it stood until the deadline."""
+        """Wait until the barrier is down. Raises ``StoreUnavailable`` if it is still up at the deadline."""
         while self.stopped:
             self.running.discard(ticket)
             if self.clock.monotonic() > deadline:
@@ -630,7 +628,7 @@ class OpenFile:
             self.running.add(ticket)
 
     def close_connections(self) -> None:
-        """Close all, only while no transaction runs; they are opened again when needed."""
+        """Close all connections, only while no transaction runs; they are reopened when needed."""
         self.discard_writer()
         with contextlib.suppress(IndexError):
             while True:
@@ -647,7 +645,7 @@ class OpenFile:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode; None if there is no such file. Raises ``OSError`` if that can't be found out."""
+    """Device and inode; None if there is no such file. Raises ``OSError`` if that is unknown."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -659,7 +657,7 @@ def _check(path: str, identity: tuple[int, int]) -> None:
     try:
         if _identity(path) == identity:
             return
-    except OSError:  # the folder was closed to us, and we have it open
+    except OSError:  # this user lost access to the folder, but the file is open
         return
     raise StoreUnavailable(
         "the database was deleted or replaced while it was in use",

@@ -1,30 +1,30 @@
-"""How large the log and the file may grow: in proportion to the disk, so that a full one can still be emptied.
+"""How large the log and the file may grow, depending on the disk's space, so that a full disk can still be emptied.
 
 Model. A commit goes into the log (``-wal``); a *checkpoint* copies the log's pages into the file, and only after a
 complete one does the log start again at its beginning (https://www.sqlite.org/wal.html#ckpt). A checkpoint that finds
-no space ends early, and the log grows further: on a small disk nothing could ever be written again, not even a
-deletion. Therefore:
+no space ends early, and the log grows further: on a small disk no write would ever succeed again, not even a deletion.
+Therefore:
 
 * the log is copied when it has reached 16 MB, or a sixteenth of the free space if that is less;
-* on a disk with little space the file's pages are limited (``PRAGMA max_page_count``) such that all that was committed
-  can be copied, and a log of its usual size stands beside it. A transaction that needs more pages is refused with
-  ``SQLITE_FULL`` before it has written anything; one that deletes, or fills free pages, is not. The last pages are a
-  *reserve*. Each kind of transaction may use a share of it, and leaves the rest to the next kinds. A publish fills the
-  file, and may use none of it. A transaction that moves something and adds to it may use a quarter: a dead letter takes
-  its death record along, and there may be thousands. All others may use half: a consumer that starts needs a session
-  and its declarations. Transactions that clear something may use all of it: a claim moves a message from one row to
-  another, and may need a page for that. Free pages count as much as those by which the file may grow: otherwise a claim
-  that takes a page, and an acknowledgement that frees one, would pass the reserve on to publishers page by page;
+* on a nearly full disk the file's pages are limited (``PRAGMA max_page_count``) such that all commits can be copied,
+  and a log of its usual size fits beside the file. A transaction that needs more pages is refused with ``SQLITE_FULL``
+  before it writes anything; one that deletes, or fills free pages, is not. The last pages are a *reserve*. Each kind of
+  transaction may use a share of it, and leaves the rest to the following kinds. A publish fills the file, and may use
+  none of it. A transaction that moves something and adds to it may use a quarter: a dead letter takes its death record
+  along, and there may be thousands. All others may use half: a starting consumer needs a session and its declarations.
+  Transactions that clear something may use all of it: a claim moves a message from one row to another, and may need a
+  page for that. Free pages count like those by which the file may grow: otherwise claims that take a page, and
+  acknowledgements that free one, would pass the reserve to publishers page by page;
 * on a disk with hardly any space left, which other programs may have filled, the log is copied before each transaction,
-  so that it begins anew in the space that it already has;
-* to copy a page that lies behind the file's end takes space, and by then another program may have taken all there is.
-  So the file of the write lock, whose contents mean nothing, *holds* as much, and a bit more for the next transaction.
-  It is let go when SQLite finds no space to copy the log, or to begin one;
-* a reader in the middle of its transaction keeps the log from being copied completely. Then nothing more is written
-  once the log would grow into the space that is needed to copy the rest of it: otherwise it could never be copied
-  again. Such a transaction, and a deletion that finds the disk full, is tried again for a moment, as readers soon end.
+  so that it restarts in the space that it already has;
+* copying a page that lies beyond the file's end takes space, which another program may have used up by then. So the
+  file of the write lock, whose contents mean nothing, *holds* that much, and a bit more for the next transaction. The
+  space is released when SQLite finds none to copy the log, or to begin one;
+* a reader in the middle of its transaction prevents the log from being copied completely. Then nothing more is written
+  once the log would grow into the space that is needed to copy its rest: otherwise it could never be copied again. Such
+  a transaction, and a deletion that finds the disk full, is retried briefly, as readers soon end.
 
-A writer first looks at the disk: every ``LOOK_S`` seconds if there is plenty of space, otherwise each time. So freed
+A writer first checks the disk: every ``LOOK_S`` seconds if there is plenty of space, otherwise each time. So freed
 space is noticed without a restart.
 """
 
@@ -38,23 +38,23 @@ from typing import NamedTuple
 from kombu_fdb.errors import StoreFull, StoreUnavailable
 from kombu_fdb.store.sqlite.files import Access
 
-#: What a checkpoint copies while writers wait.
+#: How much a checkpoint copies while writers wait.
 CHECKPOINT_BYTES = 16_000_000
-#: The smallest log before a checkpoint; with less, each larger transaction would need one.
+#: The smallest log that a checkpoint copies; with less, each larger transaction would need one.
 FEWEST_BYTES = 256 * 1024
 RESERVE_BYTES = 256 * 1024
 #: Space that is held for the next transaction.
 HELD_BYTES = 256 * 1024
-#: Shares of the reserve, by what a transaction does.
+#: Shares of the reserve, by the kind of transaction.
 FILLING, MOVING, WRITING, CLEARING = 0.0, 0.25, 0.5, 1.0
 #: The log gets this part of the free space.
 LOG_SHARE = 16
-#: With this much left, nothing is limited.
+#: With this much space, nothing is limited.
 PLENTY_BYTES = 256 * 1024 * 1024
 #: SQLite's own limit (https://www.sqlite.org/limits.html).
 MOST_PAGES = 4_294_967_294
 LOOK_S = 0.1
-#: For how long a transaction that a reader holds up is tried again, in seconds.
+#: How long a transaction that a reader holds up is retried, in seconds.
 FULL_S = 1.0
 
 
@@ -71,7 +71,7 @@ class PageLimits(NamedTuple):
 
     @property
     def plenty(self) -> bool:
-        """Whether nothing is limited but the log."""
+        """Whether nothing but the log is limited."""
         return self.pages == MOST_PAGES
 
     def kept(self, share: float) -> int:
@@ -91,16 +91,16 @@ class Space:
         self._access = access
         #: The file that holds space. Only the writer changes its size.
         self._holder = f"{path}-lock"
-        #: When to look at the disk, before a transaction; by the monotonic clock.
+        #: When to check the disk next, before a transaction; by the monotonic clock.
         self.look_at = 0.0
-        #: Whether nothing is limited but the log, or it is not known yet.
+        #: Whether nothing but the log is limited, or that is still unknown.
         self.plenty = True
         self._limits: PageLimits | None = None
-        #: Whether the limit that is set is the share of one transaction.
+        #: Whether the current limit is one transaction's share.
         self._granted = False
 
     def forget(self) -> None:
-        """Forget the limits, for a new connection or after a full disk: look again before the next transaction."""
+        """Forget the limits, for a new connection or after a full disk: check again before the next transaction."""
         self.look_at, self._limits, self.plenty = 0.0, None, True
 
     def bound(self, connection: sqlite3.Connection, now: float) -> None:
@@ -115,13 +115,13 @@ class Space:
             self._granted = False
         if limits.short:
             self._copy_log(connection, limits)
-        # On a small disk before each transaction, to use space that was freed a moment ago.
+        # With little space, before each transaction, to use space as soon as it is freed.
         self.look_at, self._limits, self.plenty = now + (LOOK_S if limits.plenty else 0), limits, limits.plenty
 
     def grant(self, connection: sqlite3.Connection, *, fills: bool, moves: bool, clears: bool) -> None:
-        """Give the running transaction its share of the reserve, by what it does. Raises ``sqlite3.Error``."""
+        """Give the running transaction its share of the reserve, by its kind. Raises ``sqlite3.Error``."""
         limits = self._limits
-        if limits is None or self.plenty or not (fills or moves or clears):  # all others already have their share
+        if limits is None or self.plenty or not (fills or moves or clears):  # other kinds already have their share
             return
         share = FILLING if fills else MOVING if moves else CLEARING
         self._granted = True
@@ -132,16 +132,16 @@ class Space:
                 raise _full()
 
     def let_go(self) -> bool:
-        """Let go of the space that is held. False if there was none."""
+        """Release the space that is held. False if there was none."""
         held = _size(self._holder)
         if held:
             self._hold(0)
         return _size(self._holder) < held
 
     def _hold(self, size: int) -> None:
-        """Have the file hold so much, as far as the system can: not every file system does, and macOS has no call."""
+        """Have the file hold this much, if the system can: not every file system does, and macOS has no call for it."""
         with contextlib.suppress(OSError, AttributeError, StoreUnavailable):
-            # Opened for the moment: a closing database may close the lock's own descriptor before its writer has ended.
+            # Opened briefly: a closing database may close the lock's own descriptor before its writer has ended.
             descriptor = self._access.open_sidecar(self._holder)
             try:
                 if size < os.fstat(descriptor).st_size:
@@ -152,13 +152,13 @@ class Space:
                 os.close(descriptor)
 
     def _copy_log(self, connection: sqlite3.Connection, limits: PageLimits) -> None:
-        """Copy the log into the file as far as there is space."""
+        """Copy as much of the log into the file as there is space for."""
         try:
             _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error:  # no space for all of it
             if self.let_go():
                 self._copy_log(connection, limits)
-            return  # the log goes on in its own space
+            return  # the log continues in its own space
         if copied < frames and self._left(connection) < limits.log:
             error = StoreFull(
                 path=self._path,
@@ -169,7 +169,7 @@ class Space:
             raise error
 
     def _left(self, connection: sqlite3.Connection) -> int:
-        """Pages of the disk that are left once the whole log is copied."""
+        """How many pages the disk will have left once the whole log is copied."""
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         disk = os.statvfs(os.path.dirname(self._path))
@@ -184,7 +184,7 @@ class Space:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         log = _size(f"{self._path}-wal")
         # What a checkpoint would add to the file, now and after the next transaction: no more than the log has, even if
-        # the disk compresses the file. A young log comes first.
+        # the disk compresses the file. A log's smallest size takes precedence.
         grows = min(max(pages * page - _size(self._path), 0), log) + HELD_BYTES
         hold = max(min(grows, free - max(FEWEST_BYTES - log, 0)), 0)
         if held != hold:

@@ -1,37 +1,37 @@
 """How a commit in one process wakes other processes: named pipes beside the database, no polling.
 
-Model. Every process that ever armed a watch owns one FIFO in ``<database>-bells/``. While watches are armed, a daemon
-thread reads it. After a commit that rang bells (``set_versionstamped_value``) the writer puts an 8-byte digest of each
-such key into every FIFO. The reader fires the watches with that digest.
+Model. Every process that has ever armed a watch owns one FIFO in ``<database>-bells/``. While watches are armed, a
+daemon thread reads it. After a commit that rings bells (``set_versionstamped_value``) the writer puts an 8-byte digest
+of each such key into every FIFO. The reader fires the watches with that digest.
 
 *No change is lost between reading and arming.* The arming transaction notes the value it saw (``watch.seen``). After
 that transaction has ended, with the FIFO in place, ``Listener.arm`` registers the watch; only then does the database
-read the value again and fire the watch if it differs. Any other commit came before that second read, which sees it, or
-after it. In the latter case this FIFO is in place when the writer lists them, so the digest meets a registered watch.
+read the value again and fire the watch if it differs. Any other commit comes before that second read, which sees it, or
+after it. In the latter case this FIFO is in place when the writer lists them, so the digest finds a registered watch.
 
 *Which FIFOs exist* is cached under the size of the file ``generation``, to which every new listener appends one byte
-once its FIFO is in place. A writer reads the size before it lists the FIFOs. A listener that it missed has changed the
-size by the next ring, and reads the value again after this one. (The directory's mtime would not do: it does not change
-within a clock tick.) A FIFO gets its final name only after its owner has opened it. So a FIFO without a reader belongs
-to a dead process.
+once its FIFO is in place. A writer reads the size before it lists the FIFOs. A listener that it misses has changed the
+size by the next ring, and reads the value again after this ring. (The directory's mtime would not do: two changes in
+one clock tick look the same.) A FIFO gets its final name only after its owner has opened it. So a FIFO without a reader
+belongs to a dead process.
 
 What fails:
 
 * the reader is busy and its pipe is full: the writer's EAGAIN is ignored, and a reader that finds many digests fires
   all its watches;
 * the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
-* the writer is killed between its commit and its ring, or has no permission for a FIFO: readers learn nothing.
-  Therefore a reader with armed watches compares their values once every ``CHECK_S`` seconds, whatever else it reads;
+* the writer is killed between its commit and its ring, or has no permission for a FIFO: readers are not notified.
+  Therefore a reader with armed watches compares their values every ``CHECK_S`` seconds, whatever else it reads;
 * the directory is removed: the next ring, or the next listener, makes it again;
-* an exception comes out of a signal handler: the lock is a ``FairLock``, and at worst digests are lost, see above;
+* a signal handler raises an exception: the lock is a ``FairLock``, and at worst digests are lost, see above;
 * the process forks: the child closes its copies of the descriptors, as writers would otherwise take it for a living
   reader.
 
-A process without armed watches is not woken: its thread waits until one is armed. The thread that arms it first
-discards what is in the pipe: all of it was written after commits that the second read will see.
+A process without armed watches is not woken: its thread waits until one is armed. The arming thread first discards what
+is in the pipe: all of it was written after commits that the second read will see.
 
-Only the last user of a descriptor closes it, the thread or the holder of the lock. Otherwise its number might soon
-denote another file, which a digest written to it would damage (https://www.sqlite.org/howtocorrupt.html, 1.1).
+Only the last user of a descriptor, the thread or the lock's holder, closes it. Otherwise its number might soon refer to
+another file, which a digest would damage (https://www.sqlite.org/howtocorrupt.html, 1.1).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class BellDirectory:
     """``<database>-bells/``, created if absent. Raises ``StoreUnavailable`` if something else is in the way.
 
     One named pipe for each listening process, and the file ``generation``. Everything in it is reached through the
-    directory's descriptor, and only pipes are written to: see :mod:`~kombu_fdb.store.sqlite.files`. Not locked: a
-    caller has the lock of this process's bells.
+    directory's descriptor, and only pipes are written to: see :mod:`~kombu_fdb.store.sqlite.files`. It has no lock:
+    callers hold the lock of this process's bells.
     """
 
     def __init__(self, path: str, access: Access) -> None:
@@ -87,7 +87,7 @@ class BellDirectory:
             self._open()
 
     def size(self) -> int | None:
-        """The size of ``generation``, which newcomers change; None if the directory was removed."""
+        """The size of ``generation``, which new listeners change; None if the directory was removed."""
         if self._generation < 0:
             return None
         status = os.fstat(self._generation)
@@ -98,32 +98,32 @@ class BellDirectory:
         return [name for name in os.listdir(self._directory) if name.endswith(SUFFIX)]
 
     def make_pipe(self, name: str) -> int:
-        """Make a pipe that writers don't find yet, and open it for reading. Raises ``OSError``."""
+        """Make a pipe that writers can't find yet, and open it for reading. Raises ``OSError``."""
         if os.mkfifo in os.supports_dir_fd:
             os.mkfifo(name, 0o600, dir_fd=self._directory)
-        else:  # macOS before 13; what is opened next is checked all the same
+        else:  # macOS before 13; what is opened next is checked anyway
             os.mkfifo(os.path.join(self.path, name), 0o600)
         descriptor = self._inside.open_pipe(name, os.O_RDONLY, directory=self._directory)
         self._inside.share(descriptor, os.path.join(self.path, name))
         return descriptor
 
     def open_pipe(self, name: str) -> int:
-        """Open a pipe for writing. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
+        """Open a pipe for writing. Raises ``OSError``: ``ENXIO`` means that it has no reader."""
         return self._inside.open_pipe(name, os.O_WRONLY, directory=self._directory)
 
     def publish(self, hidden: str, name: str) -> None:
-        """Let writers find a pipe. Raises ``OSError``."""
+        """Make a pipe visible to writers. Raises ``OSError``."""
         os.rename(hidden, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         write(self._generation, b".")
 
     def remove(self, name: str) -> None:
-        """Remove a pipe, if it is there, and if this user may."""
+        """Remove a pipe, if it exists and this user may."""
         if self._directory >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
 
     def close(self) -> None:
-        """Close the directory, which is also all that a forked child may do."""
+        """Close the directory. A forked child may do nothing else."""
         descriptors = (self._directory, self._generation)
         self._directory = self._generation = -1
         for descriptor in descriptors:
@@ -148,15 +148,15 @@ DIGEST_BYTES = 8
 ALL_KEYS = bytes(DIGEST_BYTES)
 #: The most that every system writes as a whole or not at all (POSIX's smallest PIPE_BUF).
 NEWS_BYTES = 512
-#: If the pipe holds more than this, some writes may have been refused: the smallest pipe holds a page.
+#: If the pipe has more than this, some writes may have been refused: the smallest pipe holds a page.
 MUCH_NEWS_BYTES = 2048
 READ_BYTES = 65536
-#: How long a wake-up is late that a killed writer has lost.
+#: How late a wake-up is if a killed writer has lost it.
 CHECK_S = 2.0
-#: The first, and the longest, rest between looks while digests of other queues come by the thousand, in seconds.
+#: The first, and the longest, rest between looks while other queues' digests arrive by the thousand, in seconds.
 FIRST_REST_S = 0.0005
 LONGEST_REST_S = 0.004
-#: The lock is held for microseconds; a ring that has waited this long is given up.
+#: The lock is held for microseconds; a ring gives up after waiting this long.
 LOCK_S = 1.0
 #: How long closing waits for the thread, which may be in a callback.
 CLOSE_S = 2.0
@@ -169,7 +169,7 @@ def digest(key: bytes) -> bytes:
 
 
 def _has_bytes(descriptor: int) -> bool:
-    """Without waiting, and without ``select``, of which eventlet allows only one at a time."""
+    """Does not wait, nor use ``select``, of which eventlet allows only one at a time."""
     return fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
@@ -182,7 +182,7 @@ class Listener:
         self._bells = bells
         self._read_values = read_values
         self._clock = clock
-        #: Also the lock of the ringer and of the directory.
+        #: It also protects the ringer and the directory.
         self.lock = FairLock(clock)
         self._changed = Signal()
         #: The waiting watches, by their keys.
@@ -195,11 +195,11 @@ class Listener:
 
     @property
     def armed(self) -> int:
-        """How many watches wait."""
+        """How many watches are armed."""
         return sum(map(len, list(self.watches.values())))
 
     def open(self) -> None:
-        """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; has no effect the second time."""
+        """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``. Idempotent."""
         if self._thread is None:
             self.lock.run(self._open, LOCK_S)
 
@@ -209,7 +209,7 @@ class Listener:
         self._changed.set()
 
     def disarm(self, watch: Watch) -> None:
-        """Never raises: a watch that stays by mistake fires once, in vain."""
+        """Never raises: a leftover watch fires once, spuriously."""
         with contextlib.suppress(StoreUnavailable):
             self.lock.run(lambda: self._disarm(watch), LOCK_S)
 
@@ -218,10 +218,10 @@ class Listener:
         for watch, whose in self._all_armed():
             if whose is owner:
                 watch.cancel()
-                self.disarm(watch)  # again: an earlier cancel may have been interrupted before it did
+                self.disarm(watch)  # again: an earlier cancel may have been interrupted before this
 
     def hear(self, digests: list[bytes]) -> None:
-        """Take digests from this very process, with the lock: costs nothing if no watch waits for them."""
+        """Take digests from this process itself, with the lock. Costs nothing if no watch is armed for them."""
         if any(each in self.watches for each in digests):
             self._knock(ALL_KEYS if len(digests) * DIGEST_BYTES > NEWS_BYTES else b"".join(digests))
 
@@ -236,7 +236,7 @@ class Listener:
             self._thread.join(CLOSE_S)
 
     def close_files(self) -> None:
-        """Close the descriptors, which is all that a forked child may do."""
+        """Close the descriptors. A forked child may do nothing else."""
         descriptors = (self._read_fd, self._write_fd)
         self._read_fd = self._write_fd = -1
         for descriptor in descriptors:
@@ -247,7 +247,7 @@ class Listener:
         """Fire the watches whose value has changed since they saw it; all of them if the values can't be read."""
         try:
             values = self._read_values([watch.key for watch in watches])
-        except KombuFDBError:  # the thread that is woken meets the same error, and handles it
+        except KombuFDBError:  # the thread that is woken gets the same error, and handles it
             values = None
         for i, watch in enumerate(watches):
             if values is None or values[i] != watch.seen:
@@ -262,7 +262,7 @@ class Listener:
         if self._read_fd < 0:
             self._bells.renew()
             self._make_fifo(f"{os.getpid()}-{secrets.token_hex(6)}{SUFFIX}")
-        # Asked, not only noted: an exception may have come in between.
+        # Checked, not only remembered: an exception may have intervened.
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
             start(thread)
@@ -272,7 +272,7 @@ class Listener:
         hidden = f"{name}-new"
         try:
             self._read_fd = self._bells.make_pipe(hidden)
-            # A writer of our own: without any writer, the pipe would report a hang-up at each look.
+            # This process's own writer: without any writer, the pipe would report a hang-up at each look.
             self._write_fd = self._bells.open_pipe(hidden)
             self.name = name
             self._bells.publish(hidden, name)
@@ -307,9 +307,9 @@ class Listener:
         self._knock(ALL_KEYS)
 
     def _due(self) -> list[Watch]:
-        """Read the pipe, and unregister the watches to which its digests belong.
+        """Read the pipe, and unregister the watches that its digests name.
 
-        Both with the lock, so that an earlier digest does not fire a watch that is armed in between.
+        Both under the lock, so that an earlier digest does not fire a watch that is armed in between.
         """
         news = self._drain()
         digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
@@ -323,7 +323,7 @@ class Listener:
         rest = check_at_s = 0.0
         while self._wait_until_armed():
             heard = readable(max(check_at_s - self._clock.monotonic(), 0.0), self._read_fd)
-            if not heard or self._clock.monotonic() >= check_at_s:  # digests of other keys may come without a pause
+            if not heard or self._clock.monotonic() >= check_at_s:  # digests of other keys may arrive without a pause
                 self._compare_all()
                 check_at_s = self._clock.monotonic() + CHECK_S
             due = self._take_due()
@@ -338,7 +338,7 @@ class Listener:
     def _take_due(self) -> list[Watch]:
         try:
             return self.lock.run(self._due, LOCK_S)
-        except StoreUnavailable:  # the lock's holder, or this process, was stopped
+        except StoreUnavailable:  # the lock's holder, or this process, was suspended
             self._compare_all()
             return []
 
@@ -358,7 +358,7 @@ class Listener:
     def _drain(self) -> bytes:
         news = b""
         with contextlib.suppress(BlockingIOError):
-            # Asked first: eventlet's read waits for data even on a descriptor that must not block.
+            # Checked first: eventlet's read waits for data even on a non-blocking descriptor.
             while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
                 news += chunk
         return news
@@ -381,9 +381,9 @@ class Ringer:
         self._closed = False
 
     def ring(self, keys: Sequence[bytes]) -> None:
-        """Call it after the commit. Never raises: if a bell fails, its readers find out within ``CHECK_S``."""
+        """Call it after the commit. Never raises: if a bell fails, its readers notice the change within ``CHECK_S``."""
         if not self._fds and not self._listener.watches:
-            # Asked without the lock: a process that begins to listen from now on reads the values later.
+            # Checked without the lock: a process that starts to listen from now on reads the values later.
             try:
                 size = self._bells.size()
                 if size is not None and size == self._listed:
@@ -405,12 +405,12 @@ class Ringer:
             raise
 
     def close(self) -> None:
-        """Close the descriptors when no thread rings; a thread that still does leaves the descriptors open."""
+        """Close the descriptors, unless a thread still rings: then they stay open."""
         with contextlib.suppress(StoreUnavailable):
             self._listener.lock.run(self.close_files, LOCK_S)
 
     def close_files(self) -> None:
-        """Close the descriptors, which is all that a forked child may do."""
+        """Close the descriptors. A forked child may do nothing else."""
         self._closed = True
         while self._fds:
             os.close(self._fds.popitem()[1])
@@ -425,7 +425,7 @@ class Ringer:
         self._listener.hear(digests)
 
     def _refresh(self) -> None:
-        """List the FIFOs if there may be new ones; the size is read first."""
+        """List the FIFOs if there may be new ones; reads the size first."""
         size = self._bells.size()
         if size is None:  # the directory was removed
             self._bells.renew()
