@@ -1,4 +1,4 @@
-"""The kombu transport. Importing it registers the URL schemes, also from a checkout that is not installed."""
+"""The kombu transport. Importing it registers the URL schemes, even from a checkout that is not installed."""
 
 import _kombu_fdb_autoload  # noqa: F401 - a checkout has no entry points, so kombu has not imported it
 from kombu_fdb.transport.batch import BatchPublishError, batched

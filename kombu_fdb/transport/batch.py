@@ -1,18 +1,18 @@
 """Batches: what ``Producer.batch()`` publishes in one transaction.
 
-Model. A batch is *open* until a flush fails (*failed*) or its context ends by an exception (*aborted*) or normally
-(*closed*); only an open one takes messages. A flush publishes all buffered messages in their order, in as few
+Model. A batch is *open* until a flush fails (*failed*) or its context ends with an exception (*aborted*) or normally
+(*closed*); only an open batch accepts messages. A flush publishes all buffered messages in their order, in as few
 transactions as the store's limits allow: usually one, so all or none of them. When a flush fails, the transactions
-before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
-``BatchPublishError`` (only after ``CommitUnknown`` it may be). By kombu's contract, the caller does not retry.
+before the failed one are stored; the failed one may be stored only if the cause of the ``BatchPublishError`` is
+``CommitUnknown``. By kombu's contract, the caller does not retry.
 
-:func:`batched_atomically` and :func:`batched_into` choose two other kinds of batch: the one is one transaction, or an
-error before anything is stored; the other writes into a transaction of the caller's and does not commit.
+:func:`batched_atomically` and :func:`batched_into` choose two other kinds of batch: the first is one transaction, or an
+error before anything is stored; the second writes into the caller's transaction and does not commit.
 
 Kombu has had batches since 5.7. From then on, the producer keeps the batch, one per thread, and gets it from the
-channel. An older producer knows no batches, and calls ``basic_publish`` for each message, so there the channel keeps
-the batch (:class:`BatchKeepingChannel`). The difference: then everything that the thread publishes on this channel
-meanwhile is part of the batch, whichever producer it uses.
+channel. An older producer has no batches, and calls ``basic_publish`` for each message, so there the channel keeps the
+batch (:class:`BatchKeepingChannel`). The difference: then everything that the thread publishes on this channel during
+the batch is part of it, whichever producer it uses.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class _Entry(NamedTuple):
         return self.copies, self.copies * size
 
 
-#: How many messages a caller's transaction already has; kept over its retries, where it does no harm.
+#: How many messages a caller's transaction already has; kept across its retries, which is harmless.
 _stamped: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 class PublishBatch:
     """The batch of one outermost ``with producer.batch()``. Used by one thread.
 
-    ``atomic``: all in one transaction, when its context ends, whatever ``max_size`` says. ``joined``: a transaction of
-    the caller's, and the same for the engine: stored when and if the caller commits it. An error of FoundationDB passes
-    through as it is, for the caller's retry loop.
+    ``atomic``: all in one transaction when its context ends, whatever ``max_size`` says. ``joined``: the caller's
+    transaction, and its wrapper for the engine: the messages are stored if and when the caller commits. FoundationDB's
+    errors pass through unchanged, for the caller's retry loop.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class PublishBatch:
             self.flush()
 
     def _check(self, publication: Publication) -> None:
-        """Check a message here, not in the flush, so that a bad one does not spoil the others."""
+        """Check a message now, not in the flush, so that a bad one does not fail the others."""
         try:
             self.channel.engine.publisher.check(publication)
         except KombuFDBError as error:
@@ -138,9 +138,9 @@ class PublishBatch:
         return self._routes[key]
 
     def flush(self) -> None:
-        """Publish what is buffered. Raises ``BatchPublishError``; then the batch can't be used any more.
+        """Publish what is buffered. Raises ``BatchPublishError``; then the batch can no longer be used.
 
-        Raises ``LimitExceeded``, with nothing stored, if it is atomic and one transaction can't hold all.
+        Raises ``LimitExceeded``, with nothing stored, if it is atomic and does not fit into one transaction.
         """
         transactions = sum(1 for _ in split_batch(self._entries, _Entry.weight)) if self._atomic else 1
         if transactions > 1:
@@ -177,7 +177,7 @@ class PublishBatch:
 
     @property
     def aborted(self) -> bool:
-        """Whether it was discarded; a batch that has failed was not."""
+        """Whether it was discarded; a failed batch was not."""
         return self._unusable is not None and self._cause is None
 
     def discard(self) -> None:
@@ -200,7 +200,7 @@ class PublishBatch:
 
 
 class _SizeOfKind(int):
-    """A ``max_size`` that says which kind of batch to make: all that kombu hands on from ``batch()`` to the channel."""
+    """A ``max_size`` that says which kind of batch to make: kombu passes only this from ``batch()`` to the channel."""
 
     kind: Callable[[Channel, int], PublishBatch]
 
@@ -215,16 +215,16 @@ class BatchingChannel(Channel):
 
 
 class BatchKeepingChannel(BatchingChannel):
-    """The channel for a kombu before 5.7: it keeps the batches that a newer kombu's producer would.
+    """The channel for kombu before 5.7: it keeps the batches that a newer kombu's producer would keep.
 
-    Model. A thread has one batch open, or none. The outermost ``batched`` opens it; those within are part of it. It is
-    flushed when the outermost one ends, and discarded when any of them ends by an exception. Other threads on the same
-    channel publish at once, and so does what a flush itself publishes.
+    Model. A thread has one batch open, or none. The outermost ``batched`` opens it; nested ones join it. It is flushed
+    when the outermost one ends, and discarded when any of them ends with an exception. Other threads on the same
+    channel publish at once, and so does a flush itself.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: Has the ``batch`` that the thread has open. By the thread's number, it could be a later thread's.
+        #: Holds the ``batch`` that the thread has open. A dictionary by thread number could give it to a later thread.
         self.of_thread = threading.local()
 
     def basic_publish(
@@ -243,7 +243,7 @@ class BatchKeepingChannel(BatchingChannel):
 
     @contextmanager
     def batched(self, max_size: int) -> Iterator[PublishBatch]:
-        """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
+        """Store what this thread publishes when the outermost ``batched`` ends, or nothing after an exception."""
         outer: PublishBatch | None = getattr(self.of_thread, "batch", None)
         batch = self.of_thread.batch = outer or self.create_publish_batch(max_size)
         try:
@@ -261,7 +261,7 @@ class BatchKeepingChannel(BatchingChannel):
                 batch.close()
 
 
-#: What connections make, with the kombu that is installed.
+#: The channels that connections make, with the installed kombu.
 CHANNEL = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
 
 
@@ -276,7 +276,7 @@ def batched_atomically(producer: Producer) -> AbstractContextManager[None]:
 def batched_into(producer: Producer, tr: Any) -> AbstractContextManager[None]:
     """``with producer.batch()``, in ``tr``, the caller's transaction.
 
-    Raises ``OptionError`` if it is not one of the broker's cluster, within another batch, or for other brokers.
+    Raises ``OptionError`` if ``tr`` is not on the broker's cluster, within another batch, or for other brokers.
     """
 
     def join(channel: Channel, max_size: int) -> PublishBatch:

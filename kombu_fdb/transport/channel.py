@@ -1,6 +1,6 @@
 """A channel: declares, publishes, consumes. Exchanges, bindings and queues live in the store only.
 
-The base class holds its routing tables in the process, and delivers by them. This one overrides all of that, and uses
+The base class has its routing tables in the process, and delivers by them. This class overrides all of that, and uses
 only the base's helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
 """
 
@@ -50,13 +50,13 @@ ONE_OF_SEVERAL = {
 
 
 def _refuse(given: object, what: str, method: str, fix: str) -> None:
-    """Raises 406 for an argument that RabbitMQ acts on: accepted here, it would silently do nothing."""
+    """Raises 406 for an argument that RabbitMQ honours: accepting it here would silently do nothing."""
     if given:
         raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
 
 
 class Channel(Declarations):
-    """Any thread may publish, and ack; everything else is for one thread at a time."""
+    """Any thread may publish and ack; everything else is for one thread at a time."""
 
     supports_fanout = True
     Message = Message
@@ -72,7 +72,7 @@ class Channel(Declarations):
         self._subscriptions: dict[str, Subscription] = {}
         #: Tags of consumers without acks: kombu's ``Message.ack`` does nothing for their messages.
         self.no_ack_consumers: set[str] = set()  # type: ignore[assignment]  # kombu's None is a default
-        #: Makes a publication from a message dict, an exchange, a routing key and the present moment.
+        #: Makes a publication from a message dict, an exchange, a routing key and the current time.
         self.encode: Callable[..., Publication] = partial(
             encode,
             most_urgent_is_zero=connection.options.priority_order == "redis",
@@ -107,8 +107,8 @@ class Channel(Declarations):
         """Store the message. ``confirm_timeout``, or else ``timeout``: seconds, instead of ``publish_timeout``.
 
         Raises 404 for an unknown exchange, 406 for a message over the maximum, ``MessageNacked`` for a full queue, and
-        a connection error if the store does not answer: then the message is not stored, except perhaps after
-        ``CommitUnknown``.
+        a connection error if the store does not answer: then only ``CommitUnknown`` leaves open whether the message is
+        stored.
         """
         if immediate:
             _refuse(
@@ -130,13 +130,13 @@ class Channel(Declarations):
             self.on_unroutable(message, publication, mandatory)
 
     def raise_unpublished(self, error: KombuFDBError) -> None:
-        """:func:`raise_as_amqp` of a publish's error; lets a retry declare a vanished exchange again."""
+        """:func:`raise_as_amqp` for a publish's error; lets a retry declare a vanished exchange again."""
         if isinstance(error, ExchangeNotFound) and self.transport.forget_declared(error.exchange):
             raise not_found(str(error), "basic_publish", ExchangeVanished) from error
         raise_as_amqp(error, "basic_publish")
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
-        """Send a message that reached no queue to ``deadletter_queue``, back to the publisher, or nowhere."""
+        """Send a message that reached no queue to ``deadletter_queue``, return it to the publisher, or drop it."""
         exchange, routing_key = publication.exchange, publication.routing_key
         if self.deadletter_queue:
             warnings.warn(
@@ -167,7 +167,7 @@ class Channel(Declarations):
         exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
         try:
             return self.encode(again, exchange, routing_key, now_ms()), deaths
-        except InvalidArgument:  # from another writer: it keeps its odd headers, and they steer nothing
+        except InvalidArgument:  # from another writer: its odd headers stay, without effect
             plain = self.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key, now_ms())
             return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths
 
@@ -178,7 +178,7 @@ class Channel(Declarations):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
     ) -> str:
-        """Raises 404 for a queue that is not there, 406 for what is not supported, 530 for a tag that is in use.
+        """Raises 404 for a missing queue, 406 for an unsupported argument, 530 for a tag that is in use.
 
         When the queue is deleted, a drain calls ``on_cancel`` with the tag, or raises ``ConsumerCancelled``. A channel
         that is closed raises a connection error.
@@ -227,12 +227,12 @@ class Channel(Declarations):
             raise
 
     def _require_open(self) -> None:
-        """Raises py-amqp's error: nothing would ever release what a closed channel is given, or end its consumers."""
+        """Raises py-amqp's error for a closed channel: nothing would release its messages, or end its consumers."""
         if self.closed:
             raise RecoverableConnectionError("the channel is closed. Open another one: connection.channel()")
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Cancel a consumer. Messages claimed for it and not handed out return to their places at once."""
+        """Cancel a consumer. Messages claimed for it, but not handed out, return to their places at once."""
         subscription, receiver = self._subscriptions.get(consumer_tag), self.transport.receiver_if_any
         if subscription is not None and receiver is not None:
             receiver.cancel(subscription)
@@ -251,13 +251,13 @@ class Channel(Declarations):
         self._subscriptions.pop(consumer_tag, None)
 
     def _end_consumer(self, subscription: Subscription, on_cancel: Callable[[str], Any] | None) -> None:
-        """Its queue was deleted. Raises ``ConsumerCancelled`` if it has no ``on_cancel``, as RabbitMQ's client does."""
+        """End the consumer of a deleted queue. Without ``on_cancel``, raises ``ConsumerCancelled``, as py-amqp does."""
         tag = subscription.consumer_tag
-        if self._subscriptions.get(tag) is not subscription:  # cancelled meanwhile
+        if self._subscriptions.get(tag) is not subscription:  # cancelled since
             return
         self._forget_consumer(tag)
         if on_cancel is None:
-            fix = "Connect again, declare it, and consume anew: Celery's workers and kombu's ConsumerMixin do"
+            fix = "Connect again, declare it, and consume again: Celery's workers and kombu's ConsumerMixin do"
             raise ConsumerCancelled(
                 f"the queue {subscription.queue!r} of consumer {tag!r} was deleted. {fix}", spec.Basic.Cancel
             )
@@ -266,7 +266,7 @@ class Channel(Declarations):
     @amqp_errors("basic_get")
     @one_call
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Claim one message now; None if there is none, or the queue has an active consumer. Raises 404.
+        """Claim one message now; None if there is none, or if the queue has an active consumer. Raises 404.
 
         A message that waits for a consumer of this channel comes first: it was claimed earlier. A channel that is
         closed raises a connection error.
@@ -290,7 +290,7 @@ class Channel(Declarations):
                     message = self._hand_out(found[0], tag, no_ack=no_ack)
                     if message is not None:
                         return message
-                elif not super()._size(queue) or self._is_shut(queue):  # a claim of nothing may have met expired ones
+                elif not super()._size(queue) or self._is_shut(queue):  # an empty claim may have met expired messages
                     break
         except BaseException:  # from a signal handler: the program has not seen the message
             self.credit.held.drop(tag)
@@ -306,7 +306,7 @@ class Channel(Declarations):
 
     @amqp_errors("queue_purge")
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """Also deletes messages that wait for a consumer of this channel: its program has not seen them."""
+        """Also deletes messages that wait for a consumer of this channel: the program has not seen them."""
         taken: list[Delivery] = []
         try:
             self._take_waiting(queue, taken, sys.maxsize)
@@ -317,7 +317,7 @@ class Channel(Declarations):
         return purged + super().queue_purge(queue, **kwargs)
 
     def _size(self, queue: str) -> int:
-        """The ready messages, and those that wait for a consumer of this channel."""
+        """The number of ready messages, and of those that wait for a consumer of this channel."""
         receiver = self.transport.receiver_if_any
         waiting = 0 if receiver is None else receiver.fetcher.dispatch.waiting(self.credit, queue)
         return waiting + super()._size(queue)
@@ -332,18 +332,18 @@ class Channel(Declarations):
         return message
 
     def _is_shut(self, queue: str) -> bool:
-        """Whether no message can be claimed: all are paused, over a limit, or for the single active consumer."""
+        """Whether no message may be claimed: all are paused, over a limit, or for the single active consumer."""
         watches = self.engine.messages.arm([queue])
         for watch in watches or ():
             watch.cancel()
         return watches is not None
 
     def open(self, delivery: Delivery, tag: int, consumer_tag: str | None = None) -> Any:
-        """The message of a delivery; None if the payload can't be read: it is dead-lettered, and the worker goes on."""
+        """The message of a delivery; None if its payload can't be read: then it is dead-lettered."""
         try:
             opened = open_delivery(delivery, tag, consumer_tag, now_ms=now_ms())
             message = self.Message(opened, channel=self)
-        except FormatError as error:  # nothing else: a timeout that a signal handler raises is no fault of it
+        except FormatError as error:  # nothing else: a signal handler's timeout is no fault of the message
             self.credit.held.drop(tag)
             self._qos.client.refuse(delivery, str(error))
             return None
@@ -364,14 +364,14 @@ class Channel(Declarations):
         self.transport.on_room()
 
     def limit_slots(self, free: int) -> None:
-        """Allow ``free`` more messages from now on, until this is called again. For the thread that delivers."""
+        """Allow ``free`` more messages, until this is called again. For the thread that delivers."""
         if self.credit.limit_slots(free):
             self.transport.on_room()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancel the consumers, release what is unsettled. Idempotent; leaves nothing behind if the store fails."""
+        """Cancel the consumers, release what is unsettled. Idempotent; cleans up even if the store fails."""
         if self.closed:
             return
         if self._qos.is_foreign:
@@ -385,7 +385,7 @@ class Channel(Declarations):
             raise
 
     def abandon(self) -> None:
-        """Have other threads do what an interrupted close has left."""
+        """Have other threads finish an interrupted close."""
         for subscription in list(self._subscriptions.values()):
             self._cancel_later(subscription)
         leases = self.bequeath()
@@ -401,20 +401,20 @@ class Channel(Declarations):
         try:
             self.qos.restore_unacked_once()
         finally:
-            # Only now: where one consumer is active at a time, the next one must find what this one held.
+            # Only now: with a single active consumer, the next one must find what this one held.
             if receiver is not None:
                 for subscription in ended:
                     receiver.fetcher.leave(subscription)
             self.leave()
 
     def orphan(self) -> None:
-        """After a lost connection: give up consuming without calling the store, keep what is being worked on."""
+        """After a lost connection: stop consuming without calling the store; keep messages that are being worked on."""
         self.closed = self._qos.ended = True
         self.qos.orphan()
         self.leave()
 
     def bequeath(self) -> list[Lease]:
-        """The leases of all that a collected channel holds. Takes no lock."""
+        """The leases of all messages that a collected channel holds. Takes no lock."""
         waiting = self.credit.withdraw(lambda *_: True)
         return [*self.credit.held.leave(), *waiting]
 

@@ -1,27 +1,26 @@
-"""A connection to a broker: the process's client, the channels, and how it delivers to a drain or an event loop.
+"""A connection to a broker: the process's client, the channels, and the delivery to a drain or an event loop.
 
-Model. Every kombu ``Connection`` has one of these: as with all of kombu's virtual transports, its transport is also
-the connection that channels are made on. What kombu reads about the transport before it connects is in
-``transport.py``. A connection is
+Model. Every kombu ``Connection`` has one of these: as with all of kombu's virtual transports, the transport is also the
+connection on which channels are made. ``transport.py`` has what kombu reads before it connects. A connection is
 
-* *new*: constructed, with nothing opened (Celery constructs transports only to read their flags);
+* *new*: constructed, with nothing opened (Celery constructs some transports only to read their flags);
 * *established*: attached to the process's ``Client``, with a ``Receiver`` from its first consumer on;
-* *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
-  which checks the store and goes on with the same consumers;
+* *broken*: established, but the receiver has failed. Kombu sees ``verify_connection`` fail and establishes again, which
+  checks the store and continues with the same consumers;
 * *closed*, in one of two ways. ``close_connection``, after normal use, releases what is unsettled at once.
-  ``_collect``, after an error, does not call the store: messages that consumers still work on keep their leases
+  ``_collect``, after an error, does not call the store: messages that consumers are still working on keep their leases
   (``unacked.py``);
 * *collected* by Python without having been closed. Only the program and its event loop refer to a connection, so an
-  abandoned one is garbage. Another thread then releases what it held, uncounted (:func:`settle_orphaned`).
+  abandoned one is collected. Another thread then releases its messages, uncounted (:func:`settle_orphaned`).
 
-What ends with it. When a connection is closed or collected, or its process dies, its consumers end, it loses the
-messages that it holds, and its exclusive queues are deleted. To that end, an entry among the consumers of each
-exclusive queue stands for the connection, under the process's session. The entry ends with the connection. If the
-process dies, its session is swept, and the queue loses its last consumer like any other queue. Like RabbitMQ's, an
-exclusive queue that is also auto-delete (kombu's are) is deleted earlier, with its last consumer.
+What ends with it. When a connection is closed or collected, or its process dies, its consumers end, its messages are
+released, and its exclusive queues are deleted. To that end, an entry among each exclusive queue's consumers represents
+the connection, under the process's session. The entry ends with the connection. If the process dies, its session is
+swept, and the queue loses its last consumer like any other queue. Like RabbitMQ's, an exclusive queue that is also
+auto-delete (kombu's are) is deleted earlier, with its last consumer.
 
-In a forked child an inherited connection is *foreign*: the first use drops what belongs to the parent, without touching
-it, and attaches to a client of the child's own.
+In a forked child an inherited connection is *foreign*: its first use drops what belongs to the parent, without touching
+it, and attaches to the child's own client.
 """
 
 from __future__ import annotations
@@ -63,22 +62,22 @@ def url_parts_of(connection: Connection) -> UrlParts:
     """The parts of the connection's URL. Raises ``OptionError``.
 
     Kombu passes ``fdb+sqlite:///path`` in two forms: at first as transport "fdb" and hostname "sqlite:///path"; after a
-    failover already parsed, as transport "fdb+sqlite" without a host. Each clone of a connection that has failed over,
-    to this URL or later to another, has one more "fdb+" before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
+    failover parsed, as transport "fdb+sqlite" without a host. Each clone of a connection that has failed over, to this
+    URL or later to another, gets another "fdb+" before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
     """
     hostname = connection.hostname or "None"
     if "://" in hostname:
         return parse_url(f"{connection.uri_prefix or SCHEMES[0]}+{hostname}")
     scheme = connection.transport_cls if connection.transport_cls in {*SCHEMES, MEMORY_SCHEME} else SCHEMES[0]
     last = hostname.rpartition("+")[2]
-    host, port = (None, None) if last == "None" else (last, connection.port)  # kombu keeps the port of the URL before
+    host, port = (None, None) if last == "None" else (last, connection.port)  # kombu keeps the previous URL's port
     return UrlParts(scheme, host, port, connection.userid, connection.password, connection.virtual_host)
 
 
 # -- exclusive queues --------------------------------------------------------------------------------------------------
 
 
-#: A session has many connections; no two of its tags are the same.
+#: A session has many connections; all their tags differ.
 _numbers = count(1)
 
 
@@ -91,7 +90,7 @@ class ExclusiveQueues:
         self._given_up = False
 
     def give_up(self) -> list[tuple[SessionId, str, str]]:
-        """Note that all end. Returns the entries that stand for the connection: session, queue, tag."""
+        """Note that all queues end. Returns the connection's entries: session, queue, tag."""
         self._given_up = True  # first: a declaration that begins later sees it
         return list(self._owners.values())
 
@@ -106,7 +105,7 @@ class ExclusiveQueues:
             owner = self._owners[queue] = session_id, queue, f"{topology.OWNER}{next(_numbers)}"
         try:
             client.engine.queues.declare(declaration, owner=(session_id, owner[2]))
-        except (QueueError, InvalidArgument):  # after other errors it may have been declared
+        except (QueueError, InvalidArgument):  # after other errors the queue may have been declared
             self._owners.pop(queue, None)
             raise
         finally:
@@ -117,7 +116,7 @@ class ExclusiveQueues:
         """End the connection's queues. Raises a ``StoreError``."""
         for owner in list(self._owners.values()):
             client.engine.queues.remove_consumer(*owner)
-            self._owners.pop(owner[1], None)  # no other: another thread may be declaring it
+            self._owners.pop(owner[1], None)  # only these: another thread may be declaring a queue
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
@@ -147,13 +146,13 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
 
 
 class BrokerConnection(virtual.Transport):
-    """A connection, as channels and what they make see it."""
+    """A connection, as channels, producers and consumers see it."""
 
     now_ms = staticmethod(now_ms)
-    # Defaults of the class, as the finalizer also runs after a constructor that failed.
+    # Class-level defaults, as the finalizer also runs after a failed constructor.
     _store: Client | None = None
     _receiver: Receiver | None = None
-    #: Since when each attempt to open the store has failed (``monotonic``); 0 if the last one succeeded.
+    #: Since when every attempt to open the store has failed (``monotonic``); 0 if the last one succeeded.
     _refused_since = 0.0
 
     def __init__(self, client: Connection, **kwargs: Any) -> None:
@@ -161,7 +160,7 @@ class BrokerConnection(virtual.Transport):
         self._options: Options | None = None
         self._loop: Any = None
         self._exclusive_queues = ExclusiveQueues()
-        #: For each exchange that was declared on this connection, the threads that have missed it since.
+        #: For each exchange declared on this connection, the threads that have since found it missing.
         self.missed: dict[str, set[int]] = {}
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
@@ -173,13 +172,13 @@ class BrokerConnection(virtual.Transport):
         return connection
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """For Celery's banner and logs. Kombu would write a host and a password where the URL has none."""
+        """For Celery's banner and logs. Kombu would add a host and a password that the URL does not have."""
         try:
             if self.client is not None:
                 return url_parts_of(self.client).url(None if include_password else mask)
         except OptionError:
             pass
-        raise NotImplementedError  # then kombu formats the URL as it was given
+        raise NotImplementedError  # then kombu formats the URL as given
 
     # -- establish and close -----------------------------------------------------------------------------------------
 
@@ -206,10 +205,10 @@ class BrokerConnection(virtual.Transport):
 
     def _attach(self, store: Client) -> None:
         timeout_s, failing_s = store.patience.allow(self.options.connect_timeout), store.patience.failing_s
-        if failing_s > ENDING_S:  # it may let itself be opened each time, and refuse at once what is written
+        if failing_s > ENDING_S:  # each time, the store may open and then refuse every write
             end_repetition(StoreUnavailable("the store refuses what is written"), failing_s)
-        # A worker repeats that without an end, and kombu and Celery pause only between attempts to connect that fail.
-        # Not so a task: the retries of what it publishes end by themselves.
+        # A worker would repeat that endlessly, as kombu and Celery pause only between failed attempts to connect. Not
+        # so a task: the retries of its publishes end by themselves.
         repeats = "celery.worker.consumer" in sys.modules and not self._refused_since and not in_task()
         pause_s = min(store.patience.pause_s, timeout_s / 2) if repeats else 0.0
         store.patience.clock.sleep(pause_s)
@@ -220,7 +219,7 @@ class BrokerConnection(virtual.Transport):
             store.patience.wasted(monotonic() - began)
             self._refused_since = self._refused_since or began
             refused_s = monotonic() - self._refused_since
-            if store.patience.is_over or refused_s > ENDING_S:  # a file that is gone is refused at once
+            if store.patience.is_over or refused_s > ENDING_S:  # a missing file is refused at once
                 end_repetition(error, refused_s)
             raise
         self._refused_since = 0.0
@@ -256,10 +255,10 @@ class BrokerConnection(virtual.Transport):
             self._store.suspected = True
 
     def forget_declared(self, exchange: str) -> bool:
-        """Have kombu declare again what it publishes to, and say whether this thread should retry with this exchange.
+        """Have kombu redeclare what it publishes to. Returns whether this thread should retry with this exchange.
 
-        Once, if the exchange was declared on this connection: kombu retries at once, perhaps without a limit, and what
-        it does not declare with the message stays away.
+        It should retry once, if the exchange was declared on this connection: kombu retries at once, perhaps endlessly,
+        and an exchange that it does not declare with the message stays missing.
         """
         client = self.client
         if client is not None:  # else another thread has just closed the connection
@@ -271,7 +270,7 @@ class BrokerConnection(virtual.Transport):
         return True
 
     def close_connection(self, connection: BrokerConnection) -> None:
-        """Release everything at once. Idempotent; leaves nothing behind, even if the store fails meanwhile."""
+        """Release everything at once. Idempotent; leaves nothing behind, even if the store fails."""
         store = self._store
         if store is None:
             return
@@ -302,12 +301,12 @@ class BrokerConnection(virtual.Transport):
             self._receiver.abandon()
 
     def _give_up_consumers(self) -> list[tuple[SessionId, str, str]]:
-        """Note that they leave. Returns them, and what stands for the exclusive queues, as the store knows them."""
+        """Note that all consumers leave. Returns them, and the exclusive queues' entries, as the store knows them."""
         own = [] if self._receiver is None else self._receiver.fetcher.give_up_consumers()
         return [*own, *self._exclusive_queues.give_up()]
 
     def _end_consumers_later(self, store: Client) -> None:
-        """Have another thread end the consumers and the exclusive queues that are left."""
+        """Have another thread end the remaining consumers and exclusive queues."""
         consumers = self._give_up_consumers()
         if consumers:
             held: Callable[[], list[Lease]] = list if self._receiver is None else self._receiver.fetcher.close
@@ -330,7 +329,7 @@ class BrokerConnection(virtual.Transport):
             self._exclusive_queues.leave(self._store)
 
     def _collect(self, connection: BrokerConnection | None) -> None:
-        """Drop the connection without calling the store: after an error, or in a forked child."""
+        """Drop the connection without calling the store, after an error or in a forked child."""
         store = self._store
         if store is None:
             return
@@ -354,7 +353,7 @@ class BrokerConnection(virtual.Transport):
             store.patience.wasted(monotonic() - began)
 
     def _disown(self) -> None:
-        """In a forked child: forget what is the parent's."""
+        """In a forked child: forget what belongs to the parent."""
         self._store = self._receiver = self._loop = None
         self._exclusive_queues = ExclusiveQueues()
         for channel in list(self.channels):
@@ -389,7 +388,7 @@ class BrokerConnection(virtual.Transport):
         return self._receiver if self._store is not None and self._store.pid == os.getpid() else None
 
     def drain_events(self, connection: BrokerConnection, timeout: float | None = None, **kwargs: Any) -> None:
-        """Hand one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None: no limit."""
+        """Deliver one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None: no limit."""
         deadline = None if timeout is None else monotonic() + timeout
         receiver, drain = self.receiver, Ticket()
         try:
@@ -408,11 +407,11 @@ class BrokerConnection(virtual.Transport):
                 receiver.wait(left_s)
         finally:
             receiver.fetcher.end_drain(drain)
-            if self._loop is not None:  # what the drain has cleared may have been rung for the loop
+            if self._loop is not None:  # the drain may have cleared a ring that was for the loop
                 receiver.fetcher.arrived.ring()
 
     def _first_look(self, receiver: Receiver) -> bool:
-        """Wait a moment for the receiver's first look, so that a drain with a timeout of 0 finds what is there."""
+        """Wait briefly for the receiver's first look, so that a drain with a timeout of 0 finds the messages there."""
         deadline = monotonic() + FIRST_LOOK_S
         while receiver.running and not receiver.fetcher.idle and monotonic() < deadline:
             receiver.wait(0.001)
@@ -423,7 +422,7 @@ class BrokerConnection(virtual.Transport):
     # -- event loop --------------------------------------------------------------------------------------------------
 
     def register_with_event_loop(self, connection: BrokerConnection, loop: Any) -> None:
-        """Have ``loop`` deliver from now on. May be called again, also after a reset of the loop."""
+        """Have ``loop`` deliver from now on. May be called again, e.g. after a reset of the loop."""
         self._loop = Loop(loop, self.receiver, lambda: self.receiver_if_any)
 
     def unregister_from_event_loop(self, connection: BrokerConnection, loop: Any) -> None:
@@ -438,7 +437,7 @@ class BrokerConnection(virtual.Transport):
 
     def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
         """Note the ``pending``-th waiting ack. False if no receiver is running to settle it."""
-        receiver = self._receiver  # not a parent's: a settler does not work in a forked child
+        receiver = self._receiver  # not a parent's: settling fails in a forked child
         if receiver is None or not receiver.running:
             return False
         receiver.fetcher.on_ack(pending, enough)
@@ -447,7 +446,7 @@ class BrokerConnection(virtual.Transport):
         return True
 
     def on_room(self) -> None:
-        """Let the receiver know that room was made, or taken away."""
+        """Tell the receiver that the room for messages has changed."""
         receiver = self.receiver_if_any
         if receiver is not None:
             receiver.fetcher.on_room()
@@ -484,7 +483,7 @@ def settle_orphaned(
 
 
 def is_stopping() -> bool:
-    """Whether this is a Celery worker that was told to stop: its last messages to others must not wait for a store."""
+    """Whether this is a Celery worker that is stopping: its last messages to others must not wait for a store."""
     state = sys.modules.get("celery.worker.state")
     if state is None:
         return False
@@ -498,12 +497,12 @@ def in_task() -> bool:
 
 
 def end_repetition(error: StoreUnavailable, repeated_s: float) -> None:
-    """In a worker that was told to stop, end a call that Celery repeats until there is a connection.
+    """In a stopping worker, end a call that Celery repeats until there is a connection.
 
-    One such call sends its heartbeat event. In the main thread, raise ``WorkerShutdown``, as Celery does where it
+    One such call sends its heartbeat event. In the main thread, raise ``WorkerShutdown``, as Celery does when it
     connects itself. In another thread or greenlet, and in a task of the solo pool, raise an error after which kombu
-    does not retry, but only after :data:`REPEATED_S`: until then, a task's publish may still succeed. Greenlets need
-    this, too: with gevent, the main greenlet waits for a lock that the heartbeat's greenlet holds.
+    does not retry, but only after :data:`REPEATED_S`: until then, a task's publish may still succeed. This includes
+    greenlets: with gevent, the main greenlet waits for a lock that the heartbeat's greenlet holds.
     """
     if not is_stopping():
         return

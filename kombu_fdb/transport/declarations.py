@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def one_call(verb: Callable[P, R]) -> Callable[P, R]:
-    """A channel's method that makes several calls to the store, within the deadline of one."""
+    """Wrap a channel's method so that its calls to the store share the deadline of one."""
 
     @wraps(verb)
     def method(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -62,7 +62,7 @@ class Declarations(virtual.Channel):
         nowait: bool = False,
         passive: bool = False,
     ) -> None:
-        """Raises 404 if ``passive`` and there is none, 406 if it exists and routes differently."""
+        """Raises 404 if ``passive`` and it is missing, 406 if it exists and routes differently."""
         exchange = exchange or f"amq.{type or 'direct'}"
         if passive:
             if self.engine.inspect.exchange(exchange) is None:
@@ -124,7 +124,7 @@ class Declarations(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Raises 404 if ``passive`` and there is none, 406 for an invalid argument. The reply counts ready messages."""
+        """Raises 404 if ``passive`` and it is missing, 406 for an invalid argument. The reply counts ready messages."""
         queue = queue or f"amq.gen-{uuid()}"
         if not passive:
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
@@ -151,7 +151,7 @@ class Declarations(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Raises 404 for an unknown exchange, or queue."""
+        """Raises 404 for an unknown exchange or queue."""
         self._require(queue, "queue_bind")
         self.engine.queues.bind(queue, exchange or "amq.direct", routing_key or "")
 
@@ -167,7 +167,7 @@ class Declarations(virtual.Channel):
         self.engine.queues.unbind(queue, exchange or "amq.direct", routing_key or "")
 
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """Delete ready and delayed messages. Returns how many; what consumers hold stays. Raises 404."""
+        """Delete ready and delayed messages; those that consumers hold stay. Returns how many. Raises 404."""
         self._require(queue, "queue_purge")
         return self.engine.queues.purge(queue)
 
@@ -183,7 +183,7 @@ class Declarations(virtual.Channel):
         return self.engine.queues.purge(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        """Whether it was declared, or made by a message to its name."""
+        """Whether it was declared, or created by a message to its name."""
         return self.engine.inspect.exists(queue)
 
     def _require(self, queue: str, method: str) -> None:
@@ -199,7 +199,7 @@ class Declarations(virtual.Channel):
 
 
 def _kind(exchange_type: str, arguments: dict[str, Any] | None) -> str:
-    """Raises 406 for a type we don't have."""
+    """Raises 406 for an unsupported type."""
     kind = exchange_type or "direct"
     if kind == "x-delayed-message":  # RabbitMQ's plugin; here every queue can delay
         kind = (arguments or {}).get("x-delayed-type", "direct")

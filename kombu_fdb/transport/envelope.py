@@ -1,15 +1,15 @@
 """kombu's message dict <-> the payload bytes the queue stores; and what a publisher may set, with its meaning.
 
 A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON), body (bytes as they are)``. No base64: the body
-of a Celery task is most of a message, and costs a copy here instead of an encoding.
+is most of a Celery task's message, and is copied here instead of encoded.
 
-Meta is a list: content type, content encoding, headers, properties, exchange, routing key. JSON is kombu's dialect
-(uuid, datetime, Decimal, bytes in headers), but its encoder is made once, and its decoding hook is called only for
-payloads in which the marker of an encoded type occurs: that halves the time. A header that only looks like an encoded
-type, ``{"__type__": "uuid", "__value__": 5}``, is left as that object: kombu's decoders, and those that an application
-registers, may raise anything. Guarantee: POISON-ENDS.
+Meta is a list: content type, content encoding, headers, properties, exchange, routing key. The JSON is kombu's dialect
+(uuid, datetime, Decimal, bytes in headers), but the encoder is made once, and the decoding hook is called only for
+payloads that contain the marker of an encoded type: that halves the time. A header that only looks like an encoded
+type, ``{"__type__": "uuid", "__value__": 5}``, stays that object: kombu's decoders, and an application's own, may raise
+anything. Guarantee: POISON-ENDS.
 
-*Times.* When a message becomes due, when it expires and how long it may take:
+*Times.* When a message becomes due, when it expires and how long its consumer may take:
 
 ==================================== =======================================================================
 ``eta`` header of a Celery task      ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too
@@ -20,38 +20,38 @@ registers, may raise anything. Guarantee: POISON-ENDS.
 ``x-ttr`` header                     milliseconds from the delivery to the ack, then the message goes back
 ==================================== =======================================================================
 
-Of several delays, the latest moment counts; a moment that has passed (a negative delay) is no delay. A value that is
-not a number or a date, or is out of range (``ranges.py``), raises ``InvalidArgument``, and nothing is published: the
-publisher can have meant neither "at once" nor "never".
+Of several delays, the latest time counts; a past time (a negative delay) is no delay. A value that is not a number or a
+date, or is out of range (``ranges.py``), raises ``InvalidArgument``, and nothing is published: the publisher can have
+meant neither "at once" nor "never".
 
 In a delivered message, ``x-delay`` and ``DelaySeconds`` among the headers are negative, as from RabbitMQ's plugin: the
 delay is over. A message that is published again with these headers, such as a Celery retry, is not delayed again.
 
-A task's ``expires`` is not a TTL. A caller that waits for the result, and a chord that the task is part of, must learn
-that the task did not run. Only a worker can report that: it stores ``REVOKED`` when it receives the task too late. So
-the message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
-``expires``.
+A task's ``expires`` is not a TTL. A caller that waits for the result, and the task's chord, must learn that the task
+did not run. Only a worker can report that: it stores ``REVOKED`` when it receives the task too late. So the message
+stays until then. Celery writes the same time into ``expiration``, which therefore counts only without ``expires``.
 
-*Checks.* The values that RabbitMQ's client refuses are refused here, too: a property of the wrong type, a whole number
-of more than 64 bits anywhere in the headers. So are wrong values of fields that RabbitMQ's client does not check: a
-publisher that writes ``priority="high"`` or ``dedup_id=7`` wants something, and would otherwise find out in production
-that it has no effect. Each raises an ``InvalidArgument`` that names the field, and nothing is published.
+*Checks.* Values that py-amqp refuses are refused here, too: a property of the wrong type, a whole number of more than
+64 bits anywhere in the headers. So are wrong values of fields that py-amqp does not check: a publisher that writes
+``priority="high"`` or ``dedup_id=7`` has an intention, and would otherwise notice only in production that it has no
+effect. Each raises an ``InvalidArgument`` that names the field, and nothing is published.
 
-*Tasks.* Celery assumes much about a task's message (protocol 2), and finds out too late that it is wrong. An ``id``
-that is an object ends the worker's loop; a ``timelimit`` of one number, or an object in ``stamped_headers``, ends it
-later, when a process becomes free, outside of any callback. A body whose third part is no object is an error in the
-pool: with greenlets or threads it is not reported, and the message stays leased for as long as the worker lives. So the
-same rules apply to each delivery, as another program may have published the message.
+*Tasks.* Celery assumes much about a task's message (protocol 2), and detects errors too late. An ``id`` that is an
+object ends the worker's loop; a ``timelimit`` of one number, or an object in ``stamped_headers``, ends it later, when a
+process becomes free, outside any callback. A body whose third part is not an object is an error in the pool: with
+greenlets or threads it is not reported, and the message stays leased as long as the worker lives. So the same rules
+apply to each delivery, as another program may have published the message.
 (https://docs.celeryq.dev/en/stable/internals/protocol.html)
 
-*Identity.* The task's id is the header ``id`` of a Celery task, else the property ``message_id``. By it the store finds
-and cancels the message (``engine/messages/message.py``). An id of more than 255 bytes is published like any other and
-can't be found. The dedup id (``engine/messages/publish.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or
-``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
-(seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with the
-window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's id on to
-it. It is recognised by ``retries``, or by ``replaced_task_nesting`` if it is its own parent: tasks behind it have the
-nesting, too, and may be duplicates. With protocol 1, ``transport/worker.py`` puts ``retries`` among the headers.
+*Identity.* The task's id is the header ``id`` of a Celery task, else the property ``message_id``. The store finds and
+cancels messages by it (``engine/messages/message.py``). A message with an id of more than 255 bytes is published like
+any other, but can't be found. The dedup id (``engine/messages/publish.py``) is the header ``dedup_id`` or
+``x-deduplication-id``, or ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the
+header ``dedup_window`` (seconds), else the option of that name. An outbox has its own additional id, the header
+``once_id`` with the window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery
+hands a task's id on to it. It is recognised by ``retries``, or by ``replaced_task_nesting`` if it is its own parent:
+tasks behind it have the nesting, too, and may be duplicates. With protocol 1, ``transport/worker.py`` puts ``retries``
+among the headers.
 """
 
 from __future__ import annotations
@@ -80,19 +80,19 @@ from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_who
 
 #: Headers that delay a message by a time from its publication.
 _DELAYS = ("x-delay", "DelaySeconds")
-#: Headers and properties that name a time, besides those of AMQP and Celery.
+#: Headers and properties for times, in addition to those of AMQP and Celery.
 TIMES = frozenset({*_DELAYS, "x-ttr"})
 
 
 def now_ms() -> int:
-    """The present moment, rounded up: a delay counted from it does not end a fraction of a millisecond early."""
+    """The current time, rounded up: a delay from it does not end a fraction of a millisecond early."""
     return -(-time.time_ns() // 1_000_000)
 
 
 def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int) -> int:
-    """The moment before which the message must not be delivered; 0 for none.
+    """The time before which the message must not be delivered; 0 for none.
 
-    A moment that is over is still one: a message that is published again after it is the same (``publish.py``).
+    A past time still counts: a message that is published again after it is the same message (``publish.py``).
     """
     due = 0
     if headers.get("eta") and "task" in headers:
@@ -112,7 +112,7 @@ def served(headers: dict[str, Any], now_ms: int | None) -> None:
     """Make the delays among the headers of a delivery negative, and its ETA not later than the delivery at ``now_ms``.
 
     The delay is over by the clock of the process that made the message ready. The clock of Celery's worker may be
-    behind that one; then the worker would hold the message until its ETA.
+    behind; then the worker would hold the message until its ETA.
     """
     if now_ms is not None and headers.get("eta") and "task" in headers:
         with suppress(InvalidArgument):  # from another writer: Celery refuses it
@@ -125,7 +125,7 @@ def served(headers: dict[str, Any], now_ms: int | None) -> None:
 
 
 def ttl_ms(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:
-    """The time to live that the publisher gave it; None for none."""
+    """The publisher's time to live; None for none."""
     expiration = properties.get("expiration")
     if expiration is None or (headers.get("expires") and "task" in headers):
         return None
@@ -137,7 +137,7 @@ def _moment_ms(name: str, value: Any) -> int:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        # Rounded up: not a fraction of a millisecond early.
+        # Rounded up, so as not to be a fraction of a millisecond early.
         return min(-int(-moment.timestamp() * 1000 // 1), LATEST_MS)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(
@@ -152,17 +152,17 @@ def _moment_ms(name: str, value: Any) -> int:
 MOST_PRIORITY = 255
 #: Properties that are short strings in AMQP.
 _TEXTS = frozenset({"message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id"})
-#: Headers that are easily passed as options of ``publish`` or ``apply_async``, which would make them properties.
+#: Headers that users may pass as options to ``publish`` or ``apply_async``, which makes them properties.
 _HEADERS = frozenset({"fair_key", "dedup_id", "dedup_window", "once_id", "once_window"})
-#: Headers from which RabbitMQ reads more routing keys, if they are lists.
+#: Headers from which RabbitMQ reads additional routing keys, if they are lists.
 ROUTES = frozenset({"CC", "BCC"})
-#: Django's lazy translations, which become texts when they are used; none without Django.
+#: Django's lazy translations, which become text when they are used; none without Django.
 _LAZY: tuple[type, ...] = textual_types
 #: The types of nearly all header values.
 _NEVER_LAZY = frozenset({str, int, float, bool, list, tuple, dict, type(None)})
 #: The range of 64 bits, with a sign.
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**63 - 1
-#: A run of this many digits, after all digits were made the same one: a regular expression takes eight times as long.
+#: A run of this many digits, once all digits are replaced by 0: a regular expression takes eight times as long.
 LONG_NUMBER = b"0" * 19
 DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 #: Finds the fairness key of a message.
@@ -170,15 +170,15 @@ KeyOf = Callable[[Mapping[str, Any]], str]
 #: Headers and properties that name a fairness key.
 _KEYS = frozenset({"fair_key", "MessageGroupId"})
 _SQS_DEDUP_ID = "MessageDeduplicationId"
-#: Headers, and a property, that give it a dedup id.
+#: Headers, and a property, for a dedup id.
 DEDUP_IDS = frozenset({"dedup_id", "x-deduplication-id", _SQS_DEDUP_ID})
-#: Headers and properties that give a publication its id.
+#: Headers and properties for the ids of a publication.
 IDS = DEDUP_IDS | {"once_id"}
 #: The shortest window.
 SHORTEST_S = 0.001
-#: Names, ours and other queues', that steer a message: most messages have none of them.
+#: Names that steer a message, here or in other brokers: most messages have none of them.
 _STEERING = _KEYS | IDS | TIMES | ROUTES
-#: Names and types of tasks' headers that are known to be good: an application has few different ones.
+#: Header names and types of tasks that are known to be good: an application has few different ones.
 _good: set[tuple[Any, ...]] = set()
 MOST_GOOD = 1000
 
@@ -186,13 +186,13 @@ MOST_GOOD = 1000
 
 
 def check_shape(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Check all that depends only on names and types. Raises ``InvalidArgument``.
+    """Check everything that depends only on names and types. Raises ``InvalidArgument``.
 
-    Returns whether one of the names steers the message, and whether it is a task of Celery's protocol 2: another
-    program's message may also have a header ``task``, or ``retries``.
+    Returns whether a name steers the message, and whether it is a task of Celery's protocol 2: another program's
+    message may also have a header ``task``, or ``retries``.
     """
     is_task = "task" in headers and "argsrepr" in headers and "id" in headers
-    # Tasks first: Celery copies the same values to properties, which its user has not set.
+    # Tasks first: Celery copies the same values to properties that its user has not set.
     if is_task:
         fault = _wrong_type(headers if _NEVER_LAZY.issuperset(map(type, headers.values())) else _resolved(headers))
         if fault is not None:
@@ -229,12 +229,12 @@ def _no_task(fault: str) -> InvalidArgument:
 
 
 def _resolved(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The headers, with the present texts of lazy ones."""
+    """The headers, with lazy values resolved to their current texts."""
     return {name: str(each) if isinstance(each, _LAZY) else each for name, each in headers.items()}
 
 
 def text_of(name: str, value: Any) -> str:
-    """The text, "" for None. A lazy one of Django's becomes its present text, as in kombu's JSON."""
+    """The text, "" for None. Django's lazy ones become their current text, as in kombu's JSON."""
     if type(value) is str:
         return value
     if value is None:
@@ -272,9 +272,9 @@ def whole_of(name: str, value: Any, most: int = _MOST_INTEGER) -> int:
 
 
 def check_numbers(*tables: Mapping[str, Any]) -> None:
-    """All whole numbers must fit into 64 bits.
+    """Check that all whole numbers fit into 64 bits. Raises ``InvalidArgument``.
 
-    It pays to call this only if the tables as JSON, all digits made 0 by ``DIGITS``, contain ``LONG_NUMBER``.
+    Call it only if the tables as JSON, with all digits replaced by ``DIGITS``, contain ``LONG_NUMBER``.
     """
     for table in tables:
         for name, value in table.items():
@@ -318,7 +318,7 @@ NO_LIMITS = [None, None]
 
 
 def fault_of(headers: Mapping[str, Any]) -> str | None:
-    """What is wrong with the headers of a task; None if nothing is, or if it is no task."""
+    """What is wrong with the headers of a task; None if nothing is, or if it is not a task."""
     if "task" not in headers:
         return None
     shape = (*headers, *map(type, headers.values()))
@@ -355,8 +355,8 @@ def _wrong_type(headers: Mapping[str, Any]) -> str | None:
 def body_fault(body: Any) -> str | None:
     """What is wrong with the decoded body of a task with good headers; None if nothing is.
 
-    It is ``(args, kwargs, embed)``, or the object of protocol 1. Args and kwargs that don't fit the task make its call
-    fail, which is the task's failure.
+    It is ``(args, kwargs, embed)``, or the object of protocol 1. Args and kwargs that don't fit the task make the task
+    fail, and are no fault of the body.
     """
     if isinstance(body, dict) and "args" in body:
         return None
@@ -374,7 +374,7 @@ def is_timelimit(value: Any) -> bool:
         return True
     if not isinstance(value, list | tuple) or len(value) != 2:
         return False
-    for limit in value:  # a number that a timer can add to the time: an integer may be too large to be a float
+    for limit in value:  # a number that a timer can add to a time: an integer may be too large for a float
         if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= sys.float_info.max):
             return False
     return True
@@ -425,7 +425,7 @@ def _first_id(
 def steered_by(
     headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int, window_s: float
 ) -> dict[str, Any]:
-    """The fields of a publication that are set by the names that steer a message. Raises ``InvalidArgument``.
+    """The fields of a publication that steering names set. Raises ``InvalidArgument``.
 
     ``window_s``: for dedup and once ids without a window of their own.
     """
@@ -457,24 +457,24 @@ def _goes_on(headers: Mapping[str, Any]) -> bool:
 
 
 _MARKER = b'"__type__"'
-#: An object with these names stands for a value of another type in kombu's JSON.
+#: In kombu's JSON, an object with these names represents a value of another type.
 _ENCODED_TYPE = {"__type__", "__value__"}
-#: Set anew at each delivery, so not stored.
+#: Set at each delivery, so not stored.
 _PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
 
 
 def _kept(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties that are stored. In AMQP one that is None is one that is not there."""
+    """The properties that are stored. In AMQP, a property of None is absent."""
     return {name: value for name, value in properties.items() if value is not None and name not in _PER_DELIVERY}
 
 
 def _encoder() -> Callable[[Any, int], Iterable[str]]:
-    """``JSONEncoder``'s C part, made once and not for each text: that saves a third of its time."""
+    """``JSONEncoder``'s C part, made once instead of for each text: that saves a third of the time."""
     plain = JSONEncoder(separators=(",", ":"))
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # a Python without it
         return lambda value, _: [plain.encode(value)]
-    # No markers: it detects a circle by the depth of recursion, and threads may share it.
+    # No markers: it detects cycles by the recursion depth, and threads may share it.
     return make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore[no-any-return]  # untyped in the standard library
 
 
@@ -496,17 +496,17 @@ _loads_types = json.JSONDecoder(object_hook=_typed).decode
 
 
 class Shape(NamedTuple):
-    """All of a message that depends only on the names and types of its headers and properties.
+    """Everything about a message that depends only on the names and types of its headers and properties.
 
-    An application's tasks have few different shapes, so each is prepared once. ``template`` is the meta, with a place
-    for each value that differs from message to message; None if a value is of a rare type.
+    An application's tasks have few different shapes, so each is prepared once. ``template`` is the meta, with a
+    placeholder for each value that varies; None if a value has a rare type.
     """
 
     #: Whether one of the names steers the message (:func:`check_shape`).
     steers: bool
     is_task: bool
     template: str | None = None
-    #: The converters of the values, in the order of their places.
+    #: The converters of the values, in the order of the placeholders.
     encoders: tuple[Callable[[Any], str], ...] = ()
     of_headers: Callable[[Mapping[str, Any]], Iterable[Any]] = tuple
     of_properties: Callable[[Mapping[str, Any]], Iterable[Any]] = tuple
@@ -527,13 +527,13 @@ class Shape(NamedTuple):
 
 _NONE = type(None)
 _text: Callable[[str], str] = json.encoder.encode_basestring_ascii
-#: The cache is emptied when it has this many shapes, as headers that are named after their values make many.
+#: The cache is emptied when it has this many shapes, as happens if headers are named after their values.
 MOST_SHAPES = 1000
 _shapes: dict[tuple[Any, ...], Shape] = {}
 
 
 def _object(table: Mapping[str, Any]) -> str:
-    """The template of a table; values that are None stand in it."""
+    """The template of a table; it contains the values that are None."""
     fields = [
         f"{_text(name)}:".replace("%", "%%") + ("null" if value is None else "%s") for name, value in table.items()
     ]
@@ -552,14 +552,14 @@ def _nested(value: Any) -> str:
     if len(value) == 2 and type(value) is list and value[0] is None and value[1] is None:  # no time limits
         return "[null,null]"
     text = "".join(_encoded(value, 0))
-    if LONG_NUMBER in text.encode().translate(DIGITS):  # it may hold a whole number of more than 64 bits
+    if LONG_NUMBER in text.encode().translate(DIGITS):  # it may contain a whole number of more than 64 bits
         raise ValueError(text)
     return text
 
 
 @lru_cache(maxsize=1_000)
 def _whole(value: int) -> str:
-    if not -(2**63) <= value < 2**63:  # the template has no place for it
+    if not -(2**63) <= value < 2**63:  # the template can't hold it
         raise ValueError(value)
     return repr(value)
 
@@ -569,7 +569,7 @@ _ENCODERS: dict[type, Callable[[Any], str]] = {
     int: _whole,
     bool: {True: "true", False: "false"}.__getitem__,
     **dict.fromkeys((dict, list, tuple), _nested),
-    _NONE: str,  # not called: it stands in the template
+    _NONE: str,  # not called: the template contains it
 }
 
 
@@ -588,8 +588,8 @@ def encode(
 ) -> Publication:
     """The publication of a message made by ``Channel.prepare_message``.
 
-    Raises ``TypeError`` for what JSON or bytes can't hold, and ``InvalidArgument`` for what makes no sense in a field
-    that is read (:func:`check_shape`), a text without a UTF-8 form, and headers too deep for JSON.
+    Raises ``TypeError`` for values that JSON or bytes can't hold, and ``InvalidArgument`` for nonsense in a field that
+    is read (:func:`check_shape`), text that UTF-8 can't encode, and headers too deep for JSON.
     """
     headers = message.get("headers") or {}
     properties = message.get("properties") or {}
@@ -604,7 +604,7 @@ def encode(
         check_task(headers)
     payload = _payload(message, headers, properties, exchange, routing_key, shape)
     priority, ttl = properties.get("priority"), None
-    if type(priority) is not int or not 0 <= priority <= URGENT:  # AMQP has 256 of them: those above 9 count as 9
+    if type(priority) is not int or not 0 <= priority <= URGENT:  # AMQP has 256 priorities: those above 9 count as 9
         priority = min(whole_of("priority", priority, MOST_PRIORITY), URGENT)
     if most_urgent_is_zero:
         priority = URGENT - priority
@@ -621,7 +621,7 @@ def encode(
 
 
 def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
-    """The stored form of a message that another program made, whatever it says. Raises what :func:`encode` raises."""
+    """The stored form of another program's message, whatever it contains. Raises what :func:`encode` raises."""
     return _payload(message, message.get("headers") or {}, message.get("properties") or {}, exchange, routing_key, None)
 
 
@@ -642,7 +642,7 @@ def _payload(
     if shape is not None and shape.template is not None:
         around = exchange, routing_key
         values = (content_type, content_encoding, *shape.of_headers(headers), *shape.of_properties(properties), *around)
-        try:  # noqa: SIM105 - suppress takes longer than what it would guard
+        try:  # noqa: SIM105 - suppress takes longer than the guarded code
             meta = (shape.template % (*map(call, shape.encoders, values),)).encode()
         except (TypeError, ValueError, RecursionError):  # written, or refused, below
             pass
@@ -659,7 +659,7 @@ def _payload(
 
 
 def _meta(headers: Mapping[str, Any], properties: Mapping[str, Any], before: list[Any], behind: list[Any]) -> bytes:
-    """The meta for any values; a template makes the same of common ones."""
+    """The meta for any values; for common ones a template makes the same."""
     kept = _kept(properties)
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
         raise InvalidArgument(
@@ -667,7 +667,7 @@ def _meta(headers: Mapping[str, Any], properties: Mapping[str, Any], before: lis
         )
     try:
         return "".join(_encoded([*before, headers, kept, *behind], 0)).encode()
-    except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits
+    except (RecursionError, ValueError) as error:  # a cycle, or whole numbers of thousands of digits
         raise InvalidArgument(
             "headers and properties that JSON can't hold", reason=str(error), fix="Put such data into the body."
         ) from error
@@ -678,7 +678,7 @@ def open_delivery(
 ) -> dict[str, Any]:
     """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours.
 
-    ``now_ms``: when it is delivered; None if it is only looked at.
+    ``now_ms``: the time of delivery; None if it is only looked at.
     """
     content_type, content_encoding, headers, properties, exchange, routing_key, body = open_payload(delivery.payload)
     for name in _PER_DELIVERY:  # from another writer
@@ -713,7 +713,7 @@ def open_delivery(
 
 
 def open_peeked(peeked: Peeked) -> dict[str, Any]:
-    """The same for a message that was only read, not claimed."""
+    """:func:`open_delivery` for a message that was only read, not claimed."""
     unleased = Lease(NO_SESSION, 0)
     delivery = Delivery(
         unleased, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
@@ -722,7 +722,7 @@ def open_peeked(peeked: Peeked) -> dict[str, Any]:
 
 
 class Envelope(NamedTuple):
-    """A payload taken apart. The body is what the publisher's serializer made, as it is."""
+    """A parsed payload. The body is the publisher's serializer's output, unchanged."""
 
     content_type: str | None
     content_encoding: str | None
@@ -734,9 +734,9 @@ class Envelope(NamedTuple):
 
 
 def open_payload(payload: bytes) -> Envelope:
-    """Take a payload apart; never touches the body, which may be cut. Raises ``FormatError`` if it is not one of ours.
+    """Parse a payload; never touches the body, which may be cut. Raises ``FormatError`` for a foreign payload.
 
-    Creates no other objects than those of kombu's JSON (uuid, datetime, Decimal, bytes).
+    Creates only objects of kombu's JSON (uuid, datetime, Decimal, bytes).
     """
     try:
         version, length = PAYLOAD_HEAD.unpack_from(payload)
@@ -764,7 +764,7 @@ def _foreign(payload: bytes, reason: str) -> FormatError:
 def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...], expiration: Any) -> None:
     """Add RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects), with ``time`` in seconds, as there.
 
-    ``expiration``: the property as published. It ended with the first death, whose entry records it.
+    ``expiration``: the property as published. The first death removed it, and its entry records it.
     """
     first = next((death for death in deaths if death.first), deaths[-1])
     headers["x-death"] = [
@@ -793,9 +793,9 @@ _OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 
 
 def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
-    """The headers of a delivery as they were published, and the history that stood among them.
+    """The headers of a delivery as they were published, and the history that was among them.
 
-    A malformed history, as another program may write it, counts as none.
+    A malformed history, which another program may have written, counts as none.
     """
     kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
     kept.pop("x-delivery-count", None)

@@ -1,8 +1,8 @@
 """Maps our errors to kombu's; the only place that does.
 
-Kombu and Celery react by class. A *connection error* makes them drop the connection, connect again and go on; a
-*channel error* means that this one operation was wrong, and that the connection is sound. AMQP's 404 and 406 have
-classes of their own, which callers of passive declarations catch.
+Kombu and Celery react by class. A *connection error* makes them drop the connection, connect again and continue; a
+*channel error* means that this operation was wrong, but the connection is sound. AMQP's 404 and 406 have classes of
+their own, which callers of passive declarations catch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 class ExchangeVanished(NotFound, OperationalError):
-    """An exchange is gone, with others perhaps, though kombu may believe that it has declared it: declare it anew.
+    """An exchange has vanished, perhaps with others, although kombu may believe it declared: declare it again.
 
     As it is recoverable, kombu would turn it into its base class ``OperationalError`` alone after the last retry.
     """
@@ -58,7 +58,7 @@ class OutcomeUnknown(CommitUnknown, OperationalError):
     """The store may have carried out the call, or may still do so."""
 
 
-#: Errors after which a retry may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
+#: Errors after which a retry may help. ``StoreError`` itself is not one: it includes ``LimitExceeded``.
 UNANSWERED = (StoreUnavailable, CommitUnknown, Conflict, TransactionTooOld)
 #: Errors after which a new connection may help.
 RECOVERABLE_CONNECTION_ERRORS: tuple[type[BaseException], ...] = (RecoverableConnectionError, *UNANSWERED, ForkedError)
@@ -72,7 +72,7 @@ CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
 
 
 def amqp_errors(method: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function raise an error with an AMQP code as AMQP's class, a missing answer as an ``OperationalError``.
+    """Have a function raise errors with AMQP codes as AMQP's classes, and a missing answer as an ``OperationalError``.
 
     ``method``: AMQP's name, such as ``queue_declare``.
     """

@@ -1,4 +1,4 @@
-"""Whose message is it? The key by which a queue is shared out fairly (``engine/scheduling/fair.py``).
+"""The fairness key of a message: by it a queue is shared fairly (``engine/scheduling/fair.py``).
 
 The first of these that is found counts; a message without any has the key "":
 
@@ -7,12 +7,12 @@ The first of these that is found counts; a message without any has the key "":
 3. the option ``fair_key``: either the name of another header, or a function, ``"myapp.keys:by_tenant"``, which is
    called with the task's name, its args, kwargs and headers and returns the key (None for none).
 
-The first two are texts. The third is an application's own value, from another header or its function, so it may be a
-whole number or a UUID too. Anything else is an ``InvalidArgument``. But a function that raises, or returns such a
-value, must not stop the publish: its error is logged, and the message has no key.
+The first two are texts. The third is an application's own value, from another header or its function, so it may also be
+a whole number or a UUID. Anything else is an ``InvalidArgument``. But a function that raises, or returns such a value,
+must not stop the publish: the error is logged, and the message has no key.
 
-For the function, only bodies that are JSON are decoded: a program that forwards a message that it did not make must not
-unpickle it. For other bodies the function is not called, and only headers give the message a key.
+Only JSON bodies are decoded for the function: a program that forwards a message must not unpickle it. For other bodies
+the function is not called, and only headers give the message a key.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
 """Messages that a consumer can't handle must not end a Celery worker. Guarantee: POISON-ENDS.
 
-Model. As usual in kombu, an exception from a consumer's callback propagates to the program that drains. On a
-Celery worker's own connection nothing catches it: it ends the worker, then the next worker that gets the message, and
-so all workers in turn. A connection is the worker's once the worker consumes tasks or remote control on it, which shows
-in its consumers' callbacks; any other connection of the process, such as one that a task opens, is the program's.
+Model. As usual in kombu, an exception from a consumer's callback propagates to the program that drains. On a Celery
+worker's own connection nothing catches it: it ends the worker, then the next worker that gets the message, and so each
+worker in turn. A connection is the worker's once the worker consumes tasks or remote control on it, as its consumers'
+callbacks show; any other connection of the process, such as one that a task opens, is the program's.
 
 Celery's consumer does not check headers and bodies (an ``id`` that is an object, a body that is not a list of three, an
-event that is no object), so one message is enough. So on a worker's connection, and only there, the message is released
-as an attempt, with a delay: a second at first, then twice as long each time, up to a minute. The cause may pass; and a
-message that no worker can handle never ties up a worker or floods the log: the traceback is logged at its first
-attempt only. When the message reaches its delivery limit, its dead letter shows the error. A message without acks, such
-as a broadcast, is logged and gone.
+event that is no object), so one such message suffices. Therefore on a worker's connection, and only there, the message
+is released as an attempt, with a delay: a second at first, then twice as long each time, up to a minute. The cause may
+be temporary; and a message that no worker can handle never ties up a worker or floods the log: only its first attempt
+logs the traceback. When the message reaches its delivery limit, its dead letter shows the error. A message without
+acks, such as a broadcast, is logged and gone.
 
-A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``): some of them are used
+A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``): some parts are used
 only later, when a process, a thread or a greenlet is free. If they are wrong, the message is dead-lettered at once.
 
 Connection errors pass through, as Celery recovers from them: it reconnects, and the message is delivered again. Channel
-errors do not: unless ``broker_channel_error_retry`` is set, they end Celery. One of them is an id that is too long for
-a key of the result backend.
+errors do not: unless ``broker_channel_error_retry`` is set, they end Celery. One of them is caused by an id that is too
+long for a key of the result backend.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ LONGEST_PAUSE_MS = 60_000
 
 
 def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
-    """The fault of a task that Celery would meet later, as details of a death; None if there is none.
+    """A fault in a task's message that would fail in Celery later, as details of a death; None if there is none.
 
-    Celery would acknowledge a body that can't be unpacked or decoded, and it would be gone.
+    Celery would acknowledge, and so lose, a message whose body can't be unpacked or decoded.
     """
     if "task" not in message.headers or TASKS not in _modules(callback):
         return None
@@ -49,7 +49,7 @@ def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
         return _unreadable("unpacked", message.errors[0][1])
     try:
         fault = fault_of(message.headers) or _fault_of_body(message, callback)
-    except Exception as error:  # noqa: BLE001 - whatever a decoder, or a class of the embedded objects, raises
+    except Exception as error:  # noqa: BLE001 - whatever a decoder, or an embedded object's class, raises
         return _unreadable("decoded", error)
     return None if fault is None else {"error": fault}
 
@@ -60,7 +60,7 @@ def _unreadable(step: str, error: BaseException) -> dict[str, str]:
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
-    """Decode the body as the consumer is about to; it then finds the body decoded. Raises what the decoder raises."""
+    """Decode the body in place of the consumer, which then finds it decoded. Raises what the decoder raises."""
     accept = getattr(getattr(callback, "__self__", None), "accept", None)
     if accept is None:
         return None
@@ -91,7 +91,7 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
 
 
 def _log(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> None:
-    """Log the traceback once: each later attempt is one line."""
+    """Log the first attempt with its traceback, each later one in a line."""
     logger.error(
         "attempt %d: %s can't be handled%s: %s: %.200s",
         redeliveries + 1,

@@ -31,7 +31,7 @@ class Transport(BrokerConnection):
     driver_name = "celery-fdb"
     can_parse_url = False
     default_port = None
-    #: Draining waits for a message; it does not poll.
+    #: A drain waits for messages; it does not poll.
     polling_interval = None  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
     connection_errors = CONNECTION_ERRORS  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
     channel_errors = CHANNEL_ERRORS  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
@@ -47,7 +47,8 @@ class Transport(BrokerConnection):
     def __init__(self, client: Connection, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.polling_interval = None
-        #: Kombu reads this of the class to learn whether it parses URLs, and of the transport whether it formats them.
+        #: Kombu reads this from the class to learn whether to parse URLs, and from the transport whether to format
+        #: them.
         self.can_parse_url = True
         join_workers(self.driver_type)
 
@@ -59,7 +60,7 @@ class Transport(BrokerConnection):
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        """Empty: no host is needed, so kombu must not warn that it assumes one."""
+        """Empty, as no host is needed: kombu must not warn that it assumes one."""
         return {}
 
     def create_channel(self, connection: BrokerConnection) -> virtual.Channel:

@@ -1,23 +1,23 @@
 """A channel's unacked messages: how those that were handed out are settled.
 
-Model. *The table* has the deliveries that the channel holds (:class:`Held`). A delivery is handed out under a tag of
-its own (one per claim, never the publisher's), and then it is exactly one of
+Model. *The table* has the deliveries that the channel holds (:class:`Held`). A delivery is handed out under its own tag
+(one per claim, never the publisher's). Then it is exactly one of
 
-* acknowledged: it leaves the table at once, so that its place is free; the store learns of it a moment later;
-* requeued or rejected: it leaves the table when the store has committed that. A Celery worker does not retry after an
-  error: then it leaves the table when another thread has taken over the retries (:meth:`Message.reject_log_error`);
+* acknowledged: it leaves the table at once, so that its place is free; the store learns of the ack a moment later;
+* requeued or rejected: it leaves the table when the store has committed that. After an error, a Celery worker does not
+  retry: then it leaves the table once another thread has taken over the retries (:meth:`Message.reject_log_error`);
 * overdue: its time to run has passed, and it was released on the consumer's behalf (``process/time_to_run.py``). It
   stays in the table, marked as late, until the consumer tries to settle it, which has no effect. So a consumer that
   hangs gets no other message in its place;
-* released with everything else the channel holds when it closes. It counts as an attempt if one was made: the callback
-  raised, or the worker's pool had begun with the task. Then it comes back as redelivered;
-* orphaned: the connection failed, and the channel is gone, but the message may still be in progress. The channel keeps
-  the client it first consumed with, and the lease belongs to the process's session, not to the connection, so it stays
-  valid: a late ack through the old ``Message`` succeeds. A message without references will never be settled, and its
+* released with everything else the channel holds when it closes. If an attempt was made (the callback raised, or the
+  worker's pool had begun the task), it counts, and the message returns as redelivered;
+* orphaned: the connection has failed, and the channel is closed, but the message may still be in progress. The channel
+  keeps the client it first consumed with, and the lease belongs to the process's session, not to the connection, so it
+  stays valid: a late ack through the old ``Message`` succeeds. An unreferenced message will never be settled, so its
   finalizer releases it.
 
-Settling a tag that is not in the table changes nothing. Leases belong to the process, too: a forked child has copies of
-them, and settles nothing, whatever it closes.
+Settling a tag that is not in the table changes nothing. Leases belong to the process: a forked child has copies of
+them, but settles nothing, whatever it closes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ LATE = (
 
 
 class QoS(virtual.QoS):
-    """One per channel. From any thread.
+    """The unacked messages of one channel. Thread-safe.
 
-    Replaces the base's table, which is keyed by the publisher's tag and whose acks do nothing.
+    Replaces the base's table, which uses the publisher's tag as its key, and whose acks do nothing.
     """
 
     def __init__(self, connection: BrokerConnection, credit: Credit) -> None:
-        # Not the base's, which adds a finalizer: at exit the client releases everything, for all channels.
+        # Not the base's constructor, which adds a finalizer: at exit the client releases everything, for all channels.
         self._connection = connection
         self._credit = credit
         self._held = credit.held
@@ -64,7 +64,7 @@ class QoS(virtual.QoS):
 
     @property
     def client(self) -> Client:
-        """The client with which the channel consumes; the same after a lost connection. Raises ``ForkedError``."""
+        """The client with which the channel consumes, even after a lost connection. Raises ``ForkedError``."""
         if os.getpid() != self._pid:  # ``is_foreign`` inlined: each message would call it twice
             raise ForkedError(
                 "these messages were given to the parent process, which settles them",
@@ -77,13 +77,13 @@ class QoS(virtual.QoS):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a child of the process that was given the messages."""
+        """Whether this is a forked child of the process that received the messages."""
         return os.getpid() != self._pid
 
     # -- room ------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many are unsettled."""
+        """How many deliveries are unsettled."""
         return len(self._held.leases)
 
     @property
@@ -103,7 +103,7 @@ class QoS(virtual.QoS):
         self._credit.can_consume = replaced
 
     def can_consume_max_estimate(self) -> int | None:
-        """How many more may be handed out; None for no limit."""
+        """How many more messages may be handed out; None for no limit."""
         if not self._credit.prefetch:
             return None
         return max(self._credit.prefetch - self._held.consumed, 0)
@@ -140,13 +140,13 @@ class QoS(virtual.QoS):
     def ack_lease(self, tag: int, lease: Lease) -> None:
         """Take the delivery out of the table, and settle it soon: with others if a receiver runs, else at once.
 
-        ``tag``: one in the table, or one that was handed out without acks. After an exception from a signal handler,
-        either the ack is noted, or the delivery is still held and can be acknowledged again.
+        ``tag``: one in the table, or that of a delivery without acks. After a signal handler's exception, either the
+        ack is noted, or the delivery is still held and can be acknowledged again.
         """
         client, credit = self.client, self._credit
         try:
             if client.time_to_run.timers:
-                client.time_to_run.forget((lease,))  # the consumer was in time, even if the store learns of it later
+                client.time_to_run.forget((lease,))  # the consumer was in time, even if the ack is stored later
             client.acks.append(lease)
             credit.held.drop(tag)
         except BaseException:
@@ -196,7 +196,7 @@ class QoS(virtual.QoS):
         if lease is None or delivery_tag in self._held.late:
             self._pop(delivery_tag)
             return
-        # Its room is free only when it is back in the store: the next claim finds it at its place.
+        # Its room is freed only after its release: then the next claim finds it at its place.
         reason, details = self._held.explanation(delivery_tag)
         if requeue:
             due_ms = self._connection.now_ms() + pause_ms if pause_ms else 0
@@ -217,7 +217,7 @@ class QoS(virtual.QoS):
             logger.warning("delivery %r was settled before, or released when its channel closed: ignored", delivery_tag)
 
     def note_attempt(self, delivery_tag: int) -> None:
-        """Note that its consumer has begun, and may never report the end: any way back counts as an attempt."""
+        """Note that its consumer has begun, and may never report the end: any release counts as an attempt."""
         lease = self._held.leases.get(delivery_tag)
         if lease is not None:
             self.client.attempted.add(lease)
@@ -230,7 +230,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """When the channel closes, release all, counted only where there was an attempt."""
+        """When the channel closes, release all messages; only attempts that were made count."""
         if self._held.leases:
             # Celery's own tests wait for this text.
             logger.info("Restoring %d unacknowledged message(s)", len(self))
@@ -243,7 +243,7 @@ class QoS(virtual.QoS):
         try:
             self._release(list(held.values()), counted=counted)
         except BaseException as error:
-            if not isinstance(error, StoreError):  # a signal handler's, perhaps before the client knew them
+            if not isinstance(error, StoreError):  # a signal handler's, perhaps before the client took over the leases
                 self._release_later(list(held.values()))
             raise
         finally:  # after an error, the client releases them as soon as it can
@@ -266,7 +266,7 @@ class QoS(virtual.QoS):
             raise
 
     def orphan(self) -> None:
-        """The connection is lost. Keep what is still in progress; release what can't be settled any more."""
+        """After a lost connection: keep messages in progress; release those that can no longer be settled."""
         unreferenced = []
         self._held.drop_late()
         for tag, lease in list(self._held.leases.items()):
@@ -276,11 +276,11 @@ class QoS(virtual.QoS):
                 self._held.leases.pop(tag, None)
             else:
                 weakref.finalize(message, self._abandon, tag).atexit = False
-        # Even if there are none: so the client is noted before the connection is forgotten.
+        # Even if there are none, so that the client is noted before the connection is forgotten.
         self._release_later(unreferenced)
 
     def _abandon(self, delivery_tag: int) -> None:
-        """A finalizer: must not block, and takes no lock."""
+        """Release an unreferenced message. A finalizer: must not block, and takes no lock."""
         lease = self._held.leases.pop(delivery_tag, None)
         if lease is not None:
             self._release_later([lease])
@@ -297,10 +297,10 @@ class Message(virtual.Message):
     def reject_log_error(
         self, logger: logging.Logger, errors: tuple[type[Exception], ...], requeue: bool = False
     ) -> None:
-        """Reject for a Celery worker, which only logs an error of the store and forgets the message.
+        """Reject for a Celery worker, which only logs a store's error and forgets the message.
 
         So another thread repeats the rejection until the store answers. As with a late ack, the message stays leased
-        until then, and its task, which has run, does not run again while its worker lives. Guarantee: NOT-TWICE.
+        until then, so its task, which has run, does not run again while its worker lives. Guarantee: NOT-TWICE.
         """
         super().reject_log_error(logger, errors, requeue=requeue)
         if not self.acknowledged:

@@ -1,26 +1,25 @@
-"""How the transport works with a Celery worker: the options of tasks, the worker's requests, its start and its end.
+"""The transport inside a Celery worker: the options of tasks, the worker's requests, its start and its end.
 
 A task has celery-fdb's options if its class has them, and ``celery_fdb.install(app)`` gives it that class. On any other
-task, Celery turns such an option into an attribute that nothing reads. As nothing of ``celery_fdb`` is loaded without
-``install``, the transport checks for such options when a worker has started, and the doctor when it is given an app.
+task, Celery turns such an option into an attribute that no code reads. As ``celery_fdb`` is not loaded without
+``install``, the transport checks for such options at a worker's start, and the doctor when it is given an app.
 
-Errors outside of the consumer's callback (guarantee POISON-ENDS). Celery makes a *request* from a task's message, and
-continues with it later: when its ETA has come, when a place in the pool is free, when a child reports how it ended.
-Nothing connects an exception there with its message any more. If it is raised under the pool's semaphore, it ends the
-worker. If it is raised in a timer or a callback of the pool, it is logged, and the message stays leased and occupies
-one of the worker's places for as long as the worker lives. After a few of them the worker consumes nothing. The causes
-are a result backend that can't store a result under such an id, or an object nested too deeply to be pickled for the
-child.
+Errors outside the consumer's callback (guarantee POISON-ENDS). Celery makes a *request* from a task's message, and
+handles it later: at its ETA, when a place in the pool is free, when a child reports the result. An exception there is
+no longer connected to the message. If it is raised under the pool's semaphore, it ends the worker. If it is raised in a
+timer or a callback of the pool, it is logged, and the message stays leased and occupies one of the worker's places as
+long as the worker lives. After a few of them the worker consumes nothing. Causes are a result backend that can't store
+a result under such an id, or an object nested too deeply to be pickled for the child.
 
 So the methods that Celery calls there are wrapped, once for each class of requests (Celery makes one for each task):
 after an exception the message is released as an attempt, as in ``poison.py``. Connection errors pass through, and so do
-errors after the message was settled. A task that is over does not run again because of an error after its end: its
-message is settled like that of a failed task. Such an error may come from the task's own ``on_failure``, or from
-Celery, which re-raises a task's ``MemoryError``. A task is over once its result is stored, or if it stores none.
+errors after the message was settled. A task that has ended does not run again because of a later error: its message is
+settled like that of a failed task. Such an error may come from the task's own ``on_failure``, or from Celery, which
+re-raises a task's ``MemoryError``. A task is over once its result is stored, or if it stores none.
 
-In a pool of threads or greenlets, an exception from Celery's task tracer is lost; the tracer raises when it can store
-neither the result nor the failure. There the request's ``on_failure`` is called, as prefork's parent process calls it.
-After a connection error another attempt may succeed, so the message is released.
+A pool of threads or greenlets loses exceptions from Celery's task tracer, which raises when it can store neither the
+result nor the failure. There the request's ``on_failure`` is called, as prefork's parent process calls it. After a
+connection error another attempt may succeed, so the message is released.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ FAILURES_MODULE = "celery_fdb.tasks.failures"
 
 
 def without_effect(app: Any, *, load: bool = False) -> list[str]:
-    """The tasks of a Celery app whose options have no effect, and its setting if that has none.
+    """The tasks of a Celery app whose options have no effect, and the setting if that has none.
 
     ``load``: for all tasks that a worker would load. Raises what their modules raise.
     """
@@ -75,11 +74,11 @@ def without_effect(app: Any, *, load: bool = False) -> list[str]:
 
 
 def _given(task: type) -> Iterator[str]:
-    """The options that a task's class sets, and that no class of celery-fdb among its bases reads."""
+    """The options that a task's class sets, but no celery-fdb class among its bases reads."""
     ours = [base for base in task.__mro__ if base.__module__.startswith(PACKAGE)]
     for name in OPTIONS:
         value = inspect.getattr_static(task, name, None)
-        # An application may have a ``backoff`` of its own, which is no name of a schedule.
+        # An application may have its own ``backoff``, which does not name a schedule.
         if value is None or (name == "backoff" and not isinstance(value, str)):
             continue
         if not any(name in vars(base) for base in ours):
@@ -108,7 +107,7 @@ Method = Callable[..., Any]
 
 
 def receive(request: Any = None, **_: Any) -> None:
-    """For Celery's signal ``task_received``, which comes before Celery does anything with the request."""
+    """For Celery's signal ``task_received``, which is sent before Celery does anything with the request."""
     drop_unusable_limits(request)
     made = type(request)
     if GUARDED not in made.__dict__:
@@ -120,17 +119,17 @@ def receive(request: Any = None, **_: Any) -> None:
 
 
 def drop_unusable_limits(request: Any) -> None:
-    """Ignore unusable time limits of protocol 1: they are in the body, where they were not checked."""
+    """Ignore unusable time limits of protocol 1, which are in the body and have not been checked."""
     if not is_timelimit(request.time_limits):
         logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
         request.time_limits = (None, None)
 
 
 def tell_retry(body: Any = None, headers: Any = None, **_: Any) -> None:
-    """For Celery's signal ``before_task_publish``: tell by the headers that a message of protocol 1 continues a task.
+    """For Celery's signal ``before_task_publish``: mark in the headers that a message of protocol 1 continues a task.
 
-    There the number of retries is in the body, and nothing says that a task was replaced, but that it has the id of the
-    one that runs. The dedup id of the first attempt would make a duplicate of it.
+    In protocol 1 the number of retries is in the body, and only the running task's id shows that a message replaces it.
+    The dedup id of the first attempt would make a duplicate of it.
     """
     if not isinstance(body, dict) or not isinstance(headers, dict):
         return
@@ -141,7 +140,7 @@ def tell_retry(body: Any = None, headers: Any = None, **_: Any) -> None:
 
 
 def _executed(method: Method) -> Method:
-    """Wrap it so that an exception frees the request's place in the pool, and ends no thread."""
+    """Wrap a request's method: an exception frees the request's place in the pool, and ends no thread."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +157,7 @@ def _executed(method: Method) -> Method:
 
 
 def _begun(method: Method) -> Method:
-    """Wrap it to note the attempt: with late acks, Celery checks whether a message is ``redelivered`` before a run."""
+    """Wrap a request's method to note the attempt: with late acks, Celery checks ``redelivered`` before a run."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +169,7 @@ def _begun(method: Method) -> Method:
 
 
 def _ended(method: Method) -> Method:
-    """Wrap what the pool calls at the end of a request."""
+    """Wrap the method that the pool calls at the end of a request."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +192,7 @@ def _is_over(request: Any, error: Exception) -> bool:
         return True
     try:
         return request.task.backend.get_task_meta(request.id, cache=False)["status"] in READY_STATES
-    except Exception:  # noqa: BLE001 - it can't be known: what could not be stored can't be read either
+    except Exception:  # noqa: BLE001 - unknown: a backend that can't store can't be read either
         return False
 
 
@@ -207,7 +206,7 @@ def _settle(request: Any, *, timed_out: bool) -> None:
 
 
 def guard_pool(pool: Any) -> None:
-    """Have a pool of threads or greenlets report a task's failure to its request, as prefork always does."""
+    """Have a pool of threads or greenlets report a task's failure to its request, as prefork does."""
     if pool is not None and not hasattr(getattr(pool, "_pool", None), "_result_handler"):
         pool.on_apply = _with_reports(pool.on_apply)
 
@@ -235,7 +234,7 @@ def _reporting(target: Method, on_failure: Any) -> Method:
 
 
 def _without_exit(target: Method, *args: Any, **kwargs: Any) -> Any:
-    """Call it, and raise ``WorkerLostError`` if it exits, as with prefork: for Celery (5.7) that would be a success."""
+    """Call it, and raise ``WorkerLostError`` if it exits, as with prefork; Celery (5.7) would count that as success."""
     exceptions = sys.modules["celery.exceptions"]
     try:
         return target(*args, **kwargs)
@@ -243,7 +242,7 @@ def _without_exit(target: Method, *args: Any, **kwargs: Any) -> Any:
         raise
     except SystemExit as error:
         lost = exceptions.WorkerLostError(f"{failure.class_of(error)}: {failure.text_of(error)}")
-    raise lost  # without a context: an error there that can't be printed would end the worker
+    raise lost  # without a context: an unprintable error there would end the worker
 
 
 def _end(request: Any, error: Exception) -> None:
@@ -254,7 +253,7 @@ def _end(request: Any, error: Exception) -> None:
 
 
 def _is_ours(request: Any) -> bool:
-    """Whether it is from this transport: the worker may also consume from another broker's connection."""
+    """Whether it is this transport's: the worker may also consume from another broker's connection."""
     return hasattr(request.message.channel.qos, "holds")
 
 
@@ -263,7 +262,7 @@ def _is_held(request: Any) -> bool:
 
 
 def _give_back(request: Any, error: Exception) -> None:
-    """Release the message, unless Celery has settled it or is about to: that may be waiting for the worker's loop."""
+    """Release the message, unless Celery has settled it, or will: that may be waiting for the worker's loop."""
     if request.acknowledged:
         logger.error(
             "task %.80r was settled, and raised afterwards: %s: %.200s",
@@ -283,9 +282,9 @@ def _give_back(request: Any, error: Exception) -> None:
 
 
 def join_workers(driver_type: str) -> None:
-    """Let Celery's mingle and gossip know that fanout and events work here, and connect to the worker's signals.
+    """Tell Celery's mingle and gossip that fanout and events work here, and connect to the worker's signals.
 
-    Both steps ask for the driver type before they look it up in their sets, and construct a transport to ask: this one.
+    Both steps construct a transport, this one, to ask for its driver type, before they look that up in their sets.
     """
     vars(functional)["sleep"] = Clock().sleep  # kombu's, bound before gevent's patch, would block all greenlets
     for module, step in (("mingle", "Mingle"), ("gossip", "Gossip")):
@@ -309,25 +308,25 @@ def prepare_worker(sender: Any, **_: Any) -> None:
 
 
 def end_child(**_: Any) -> None:
-    """For Celery's signal ``worker_process_shutdown``: close a child's clients, which counts what it has published.
+    """For Celery's signal ``worker_process_shutdown``: close a child's clients, which writes its pending totals.
 
-    The child ends by ``os._exit``, so ``atexit`` would not. If the store does not answer, it ends a second later.
+    The child ends by ``os._exit``, without exit handlers. If the store does not answer, it ends a second later.
     """
     close_clients()
 
 
 def free_cancelled_timers(consumer: Any) -> None:
-    """When a worker loses its connection, release the messages of tasks that wait in Celery's timer, or have.
+    """When a worker loses its connection, release the messages of tasks that are, or were, in Celery's timer.
 
     Celery (5.7, ``Consumer.on_close``) cancels the timer's entries, "since the broker may redeliver", but still refers
     to an entry until its time has come, and until the next lost connection. The entry's arguments refer to the message,
     so the message's channel assumes that its task is still under way (``unacked.py``, *orphaned*). Therefore the entry
-    is emptied here, and Celery finds none to cancel. Before 5.7 no request knows its entry; there the timer is cleared,
-    as Celery does itself but for the timer of greenlets in 5.6.3. The entry of a task whose time has come, and which
-    waits for a place in the pool, refers to the task, and the task to the entry, until the garbage collector comes.
+    is emptied here, and Celery finds none to cancel. Before 5.7 requests do not know their entries; there the timer is
+    cleared, as Celery does itself, except for the timer of greenlets in 5.6.3. If a task's time has come, but it waits
+    for a place in the pool, its entry refers to the task, and the task to the entry, until the garbage is collected.
     With eventlet, an entry is a greenlet: once killed, it holds the frames from which it was killed, and the error that
-    was handled there, until Python's garbage collector finds the cycle. Celery kills the heartbeat's greenlet, too. As
-    that error, or one in its chain, may have come out of a delivery, the frames of the whole chain are cleared.
+    was handled there, until the garbage is collected. Celery kills the heartbeat's greenlet, too. As that error, or one
+    in its chain, may come from a delivery, the frames of the whole chain are cleared.
     """
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
@@ -353,18 +352,17 @@ def free_cancelled_timers(consumer: Any) -> None:
 
 
 def keep_started_tasks(pool: Any) -> None:
-    """Let a prefork pool learn of the end of each task that a child was given (guarantee NOT-TWICE).
+    """Let a prefork pool learn of the end of every task that was written to a child (guarantee NOT-TWICE).
 
     When a worker loses its connection, Celery (5.7, ``AsynPool.flush``) forgets the tasks whose start it has not read
     yet, "since they will be redelivered by the broker"; before 5.7 it forgets all of them. But a child runs every task
-    that is written to it. Nothing could ack such a task any more, so it would run a second time. When a worker stops,
-    Celery 5.7 forgets them as well. The child would then wait 30 seconds for its result to be read
+    that is written to it. Such a task could no longer be acknowledged, so it would run a second time. When a worker
+    stops, Celery 5.7 forgets them as well. The child would then wait 30 seconds for its result to be read
     (``billiard.pool.Worker._ensure_messages_consumed``), and the parent for the child: as long as Kubernetes waits
     before it kills.
 
-    So ``flush`` is replaced: only tasks that no child was given are forgotten. And before a child gets the order to
-    end, it gets the rest of its task: waiting for that rest, it would take the order for a part of it, and wait for
-    more.
+    So ``flush`` is replaced: only tasks that were written to no child are forgotten. And before a child gets the order
+    to end, it gets the rest of its task: otherwise it would take the order for a part of that, and wait for more.
     """
     processes: Any = getattr(pool, "_pool", None)
     if not hasattr(processes, "outbound_buffer"):  # threads and greenlets have no such pipe
@@ -373,10 +371,9 @@ def keep_started_tasks(pool: Any) -> None:
     def forget_the_unwritten() -> None:
         if sys.modules["celery.worker.state"].should_terminate is None:  # else the children are about to be killed
             _write_to_the_end(processes)
-        # Only now: it reads the last reports of children that have ended. Tasks they had not begun become unwritten
-        # again.
+        # Only now: it reads the last reports of ended children. Tasks that they had not begun become unwritten again.
         processes.maintain_pool()
-        processes._join_exited_workers()  # once a stop has begun, nothing maintains the pool any more
+        processes._join_exited_workers()  # once a stop has begun, the pool is no longer maintained
         unwritten = processes.outbound_buffer
         while unwritten:
             unwritten.popleft().discard()
@@ -391,7 +388,7 @@ def keep_started_tasks(pool: Any) -> None:
 
 
 def _write_to_the_end(processes: Any) -> None:
-    """Write the rest of each task that a child has a part of: the event loop does not go on with it."""
+    """Write the rest of each task that a child has a part of: the event loop no longer does so."""
     for task in list(processes._cache.values()):
         writer = task._writer() if hasattr(task, "_writer") else None  # a weak reference
         if writer in processes._active_writers:

@@ -1,36 +1,36 @@
 """Which consumer gets the next message, and how many more to claim (credit). Only bookkeeping: no thread, no store.
 
 Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it.
-Then it is *held*, under the tag it was handed out with, from just before its callback until it is settled
-(``unacked.py``). Acks come from any thread, and single operations of dictionaries and sets are atomic, so nothing that
-an ack touches takes a lock; the inboxes have the dispatch's.
+Then it is *held*, under its delivery tag, from just before its callback until it is settled (``unacked.py``). Acks come
+from any thread, and single operations of dictionaries and sets are atomic, so an ack takes no lock; the dispatch's lock
+protects the inboxes.
 
-*The room.* The channel's credit says how many of both it may have: the prefetch and the slots bound the sum. A message
-that is handed out uses up a slot; the worker says from time to time how many are free. Messages claimed ahead count,
-too, so neither bound is exceeded.
+*The room.* The channel's credit says how many waiting and held messages it may have: the prefetch and the slots bound
+the sum. A message that is handed out uses up a slot; the worker reports from time to time how many are free. Messages
+claimed ahead count, too, so neither bound is exceeded.
 
-A consumer without acks has room as if nothing bounded it (in AMQP, the prefetch does not apply to it). For it, and for
-a channel without a prefetch, as many messages are claimed *ahead* as it handles in :data:`AHEAD_S` at the pace of the
-last one, and no more than the window. The queue's other consumers can't reach messages in a slow consumer's inbox.
+A consumer without acks is unbounded (in AMQP, the prefetch does not apply to it). For it, and for a channel without a
+prefetch, as many messages are claimed *ahead* as it handles in :data:`AHEAD_S` at the pace of the last one, up to the
+window. More would only keep messages in a slow consumer's inbox, where the queue's other consumers can't reach them.
 
-Round trips are grouped. With a prefetch, a claim is made when at least half of it is free, or when a free place has
-waited as long as acks are grouped (``ack_delay_ms``) since its ack; so at once for a message that comes later. A free
+Round trips are saved. With a prefetch, a claim is made when at least half of it is free, or when a free place has
+waited as long as acks do (``ack_delay_ms``) since its ack; so a message that arrives later is claimed at once. A free
 slot does not wait for a second one. Without a bound, a claim is made when half of what may be claimed ahead is left.
 
-In a queue with a single active consumer, only the first consumer here is served, until it ends; the store decides
+In a queue with a single active consumer, only this process's first consumer is served, until it ends; the store decides
 whether it is the active one among those of all processes (``engine/scheduling/single.py``). Which queues these are may
-change at any time, as they may be declared anew. So each claim tells what it has read, and if it was planned for
-something else, it is given up and planned again (:meth:`Dispatch.agrees`).
+change at any time, as a queue may be redeclared. So each claim reports what it has read, and if it was planned on
+another assumption, it is given up and planned again (:meth:`Dispatch.agrees`).
 
-A channel whose waiting messages had to be withdrawn, because none was taken for ``patience_s`` seconds or their
-time to run had passed, is *stalled*: nothing is claimed for it until its program drains again.
+A channel whose waiting messages were withdrawn, because none was taken for ``patience_s`` seconds or their time to run
+had passed, is *stalled*: nothing is claimed for it until its program drains again.
 
 A claimed message is *arriving* until it waits in an inbox, and a withdrawn one is *leaving* until its lease is
-released. Signal handlers, and programs that kill greenlets, may raise an exception anywhere in between. It leaves the
-message in that state, and the next turn goes on with it (:meth:`Dispatch.place`, :meth:`Dispatch.to_release`).
+released. Signal handlers, and programs that kill greenlets, may raise an exception anywhere in between. Then the
+message stays in that state, and the next turn continues with it (:meth:`Dispatch.place`, :meth:`Dispatch.to_release`).
 
-On its way from the inbox to its callback, a message is in the *hand* of the thread that drains: from before it leaves
-the inbox until the callback is called. Such an exception in between returns it to the front of the inbox.
+From before it leaves the inbox until its callback is called, a message is in the *hand* of the thread that drains. Such
+an exception in between returns it to the front of the inbox.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Subscription:
     #: The caller's tag: the consumer's name within its channel.
     consumer_tag: str
     queue: str
-    #: Its channel's, like the next two.
+    #: This and the next two are its channel's.
     credit: Credit
     #: Acknowledges a delivery, given by its tag and its lease.
     ack: Callable[[int, Lease], None]
@@ -73,22 +73,22 @@ class Subscription:
     open: Callable[[Delivery, int, str], Any]
     no_ack: bool
     callback: Callable[[Any], Any]
-    #: Called by a drain when the queue was deleted.
+    #: Called by a drain after the queue was deleted.
     on_cancel: Callable[[Subscription], Any]
     #: Whether the queue vanishes with its consumers.
     transient: bool
-    #: Whether the queue was declared when the consumer came; else a message has made it.
+    #: Whether the queue was declared when the consumer came; else a message created it.
     declared: bool = False
-    #: The session under which the store has registered this consumer; or may have, as long as it is not ``registered``.
+    #: The session under which the store has registered this consumer; until ``registered``, it may have.
     session_id: SessionId | None = None
     registered: bool = False
-    #: Whether it leaves, or has left: a registration that is still under way must be undone.
+    #: Whether it is leaving, or has left: a registration that is still under way must be undone.
     leaves: bool = False
-    #: Its name in the store, unique in the process and so in the session.
+    #: Its tag in the store, unique in the process and so in the session.
     tag: str = field(init=False)
     #: Whether a claim deletes messages from the store: only without acks, and only from a queue that vanishes anyway.
-    #: All others are claimed under a lease, even without acks, and settled when they are handed out, so that what was
-    #: claimed ahead is not lost with the consumer.
+    #: All others are claimed under a lease, even without acks, and settled when they are handed out, so that messages
+    #: claimed ahead are not lost with the consumer.
     leaseless: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Arrival(NamedTuple):
 # -- handed out --------------------------------------------------------------------------------------------------------
 
 
-#: The reason of a rejection without an explanation.
+#: The reason for a rejection without an explanation.
 REJECTED: tuple[str, dict[str, Any]] = ("rejected", {})
 
 
@@ -119,7 +119,7 @@ class Held:
         self.late: set[int] = set()
         #: Tags taken by ``basic_get``.
         self.got: set[int] = set()
-        #: Weak references to the messages: one without references will never be settled.
+        #: Weak references to the messages: an unreferenced message will never be settled.
         self.messages: dict[int, weakref.ref[Any]] = {}
         self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
 
@@ -128,7 +128,7 @@ class Held:
 
     @property
     def consumed(self) -> int:
-        """How many fill a channel's prefetch window: those of its consumers, as in RabbitMQ."""
+        """How many count against the channel's prefetch: those of its consumers, as in RabbitMQ."""
         return len(self.leases) - len(self.got)
 
     def has(self, lease: Lease) -> bool:
@@ -136,32 +136,32 @@ class Held:
         return lease in list(self.leases.values())
 
     def withdraw(self, tag: int) -> bool:
-        """Take back a delivery that was not handed out after all. False if it was not held."""
+        """Withdraw a delivery that was not handed out after all. False if it was not held."""
         held = tag in self.leases
         self.drop(tag)
         return held
 
     def drop(self, tag: int) -> None:
-        """Forget a delivery that is settled, or was no message after all."""
+        """Forget a delivery that is settled, or turned out to be unreadable."""
         self._explanations.pop(tag, None)
         self.messages.pop(tag, None)
-        self.got.discard(tag)  # first: in between, the window may seem too full, not too empty
+        self.got.discard(tag)  # first: in between, the window may look too full, but not too empty
         self.leases.pop(tag, None)
         self.late.discard(tag)
 
     def expire(self, lease: Lease) -> None:
-        """Note that a message's time to run has passed, and that it was released for its consumer. From any thread."""
+        """Note that a message's time to run has passed, and that it has been released. From any thread."""
         self.late.update([tag for tag, held in list(self.leases.items()) if held == lease])
 
     def drop_late(self) -> list[int]:
-        """Forget the overdue ones, which are not ours any more. Returns their tags."""
+        """Forget the overdue deliveries, which are no longer held here. Returns their tags."""
         late = list(self.late)
         for tag in late:
             self.drop(tag)
         return late
 
     def leave(self) -> list[Lease]:
-        """Give all unsettled leases to the caller, which settles them from now on."""
+        """Hand all unsettled leases over to the caller, which is to settle them."""
         held, self.leases = self.leases, {}
         leases = [lease for tag, lease in held.items() if tag not in self.late]
         self.late, self.got = set(), set()
@@ -170,7 +170,7 @@ class Held:
     # -- the messages ------------------------------------------------------------------------------------------------
 
     def message(self, tag: int) -> Any:
-        """The message; None if it was collected, or if there was none."""
+        """The message; None if it was collected, or did not exist."""
         reference = self.messages.get(tag)
         return None if reference is None else reference()
 
@@ -186,7 +186,7 @@ class Held:
 # -- how many more: the credit -----------------------------------------------------------------------------------------
 
 
-#: For how long a consumer without a prefetch has work ahead, in seconds.
+#: How long a consumer without a prefetch has work ahead, in seconds.
 AHEAD_S = 0.1
 MOST_AHEAD = 10_000
 
@@ -194,33 +194,33 @@ MOST_AHEAD = 10_000
 class Credit:
     """What the consumers of one channel have, and how much more they may have.
 
-    ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread. Moments are those of its clock.
+    ``Dispatch`` holds its lock whenever it touches the inbox; the rest is for any thread. Times are by its clock.
     """
 
     def __init__(self) -> None:
-        #: Messages claimed and not handed out yet.
+        #: Messages claimed, but not handed out yet.
         self.inbox: deque[tuple[Subscription, Delivery]] = deque()
-        #: Whether it ever held a message for a consumer without acks.
+        #: Whether the inbox has ever had a message for a consumer without acks.
         self._is_mixed = False
-        #: When a message was last taken out of it, or the first one came.
+        #: When a message was last taken out of the inbox, or the first one came.
         self._touched = 0.0
         #: Messages handed out and not settled.
         self.held = Held()
         #: How many messages its consumers may hold; 0 is no limit.
         self.prefetch = 0
-        #: Whether one more may be handed out. Celery's ``worker_disable_prefetch`` replaces it, through the QoS.
+        #: Whether another message may be handed out. Celery's ``worker_disable_prefetch`` replaces it, through the QoS.
         self.can_consume: Callable[[], bool] = self._within_prefetch
-        #: Whether a message has ever waited for that; from then on, each ack wakes the thread that drains.
+        #: Whether a message has ever waited for that; since then, each ack wakes the thread that drains.
         self.was_blocked = False
-        #: How many messages with acks were handed out, and how many may be altogether (None: any number).
+        #: How many messages with acks were handed out, and how many may be in total (None: any number).
         self._handed = 0
-        #: The last tag among those: tags rise.
+        #: The last of their tags, which rise.
         self._last_counted = 0
         self._most_handed: int | None = None
-        #: How many are worth claiming ahead, and when the last message was handed out.
+        #: How many messages are worth claiming ahead, and when the last one was handed out.
         self._ahead = 1
         self._handed_at: float | None = None
-        #: Since when there is free room, but less than is worth a claim.
+        #: Since when there is room, but too little for a claim.
         self._free_since: float | None = None
 
     # -- how many more -----------------------------------------------------------------------------------------------
@@ -230,14 +230,14 @@ class Credit:
         return not self.prefetch or len(held.leases) - len(held.got) < self.prefetch
 
     def may_pass(self) -> bool:
-        """Whether a message may pass although the prefetch is used up; if not, an ack wakes the thread that drains."""
+        """Whether a message may be handed out despite a full prefetch; if not, an ack wakes the thread that drains."""
         items = list(self.inbox) if self._is_mixed else []
         first = next((item for item in items if item[0].no_ack), None)
-        if first is not None:  # it needs no room, so it is the next
+        if first is not None:  # it needs no room, so it comes next
             self.inbox = deque([first, *(item for item in items if item is not first)])
             return True
         self.was_blocked = True
-        return self.can_consume()  # once more: an ack just before saw no one blocked
+        return self.can_consume()  # again: an ack just before may have seen no blocked message
 
     @property
     def is_bounded(self) -> bool:
@@ -250,7 +250,7 @@ class Credit:
 
     @property
     def _free(self) -> int:
-        held = self.held  # Held.consumed and _with_acks, without a call for each message
+        held = self.held  # Held.consumed and _with_acks inlined, to save calls
         waiting = self._with_acks if self._is_mixed else len(self.inbox)
         return self.prefetch - (len(held.leases) - len(held.got)) - waiting
 
@@ -264,7 +264,7 @@ class Credit:
         return sum(not consumer.no_ack for consumer, _ in self.inbox) if self._is_mixed else len(self.inbox)
 
     def unbounded_room(self, window: int) -> int:
-        """How many messages are worth claiming where nothing else bounds them."""
+        """How many messages are worth claiming if nothing else bounds them."""
         waiting, ahead = self._unbounded_waiting, min(self._ahead, window)
         return ahead - waiting if waiting <= ahead // 2 else 0
 
@@ -279,9 +279,9 @@ class Credit:
         return len(self.inbox) - self._with_acks if self.is_bounded else len(self.inbox)
 
     def bounded_room(self, now: float, group_s: float, freed_at: float | None) -> tuple[int, float | None]:
-        """How many messages with acks are worth claiming, where something bounds them.
+        """How many messages with acks are worth claiming, if something bounds them.
 
-        If none, also in how many seconds it may be different; None: unknown. ``freed_at``: as in ``Dispatch.plan``.
+        If none, also in how many seconds that may change; None: unknown. ``freed_at``: as in ``Dispatch.plan``.
         """
         if not self.can_consume():
             return 0, None
@@ -301,7 +301,7 @@ class Credit:
         return (free, None) if left_s <= 0 else (0, left_s)
 
     def limit_slots(self, free: int) -> bool:
-        """Allow ``free`` more messages from now on. For the thread that delivers. Returns whether room was made."""
+        """Allow ``free`` more messages from now on. For the thread that delivers. Returns whether that adds room."""
         before = self._most_handed
         self._most_handed = self._handed + max(free, 0)
         return before is None or self._most_handed > before
@@ -330,17 +330,17 @@ class Credit:
             self._handed, self._last_counted = self._handed + 1, tag
 
     def reclaim(self, tag: int) -> None:
-        """Take back a message that no callback has seen."""
-        if self.held.withdraw(tag) and tag <= self._last_counted:  # otherwise interrupted before the count
+        """Undo handing out a message that no callback has seen."""
+        if self.held.withdraw(tag) and tag <= self._last_counted:  # else it was interrupted before the count
             self._handed -= 1
 
     def return_undelivered(self, consumer: Subscription, delivery: Delivery) -> None:
-        """Put it at the front, unless it is still there: the thread that took it may not have removed it yet."""
+        """Put a message at the front, unless it is there: the thread that took it may not have removed it yet."""
         if not self.inbox or self.inbox[0][1] is not delivery:
             self.inbox.appendleft((consumer, delivery))
 
     def withdraw(self, chosen: Callable[[Subscription, Delivery], bool], into: set[Lease] | None = None) -> list[Lease]:
-        """Remove the chosen messages from the inbox. Returns their leases; what a claim took out of the store has none.
+        """Remove the chosen messages from the inbox. Returns their leases; messages claimed without a lease have none.
 
         ``into``: the leases are added to it before the messages are removed.
         """
@@ -352,7 +352,7 @@ class Credit:
         return [delivery.lease for _, delivery in taken if delivery.leased]
 
     def untaken_since(self) -> float | None:
-        """Since when no message was taken out of the inbox; None if it has none that could return to the store."""
+        """Since when no message has been taken out of the inbox; None if it has none that could return to the store."""
         for _, delivery in self.inbox:
             if delivery.leased:
                 return self._touched
@@ -372,7 +372,7 @@ class Plan:
     #: For each queue with a single active consumer: the tag of the consumer to claim for.
     consumers: dict[str, str] = field(default_factory=dict)
     again_s: float | None = None
-    #: Whether there is no room left when so many have been found, until the next ack.
+    #: Whether that many messages leave no room until the next ack.
     uses_all: bool = True
 
     def note(self, again_s: float | None) -> None:
@@ -387,7 +387,7 @@ class Dispatch:
     def __init__(
         self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic, turn: int = 0
     ) -> None:
-        """``turn``: selects the queue that is first in the first turn; other consumers should pass another number."""
+        """``turn``: selects the first queue of the first turn; other consumers should pass other numbers."""
         self.window = window
         self._group_s = group_s
         self._patience_s = patience_s
@@ -401,14 +401,14 @@ class Dispatch:
         self._turns = 0
         #: Channels for which nothing is claimed; emptied when the program drains.
         self.stalled: set[Credit] = set()
-        #: Claimed, and not handed on yet. Claims put what they find into it (``process/client_session.py``).
+        #: Claimed messages that are not placed yet. Claims put their messages here (``process/client_session.py``).
         self.arriving: list[Delivery] = []
-        #: Whether a turn is placing them, or was interrupted while it did.
+        #: Whether a turn is placing them, or was interrupted doing so.
         self._placing = False
         self._leaving: set[Lease] = set()
-        #: Sessions that were lost: other sessions have what they had claimed.
+        #: Lost sessions: other sessions have the messages that these had claimed.
         self._lost: set[SessionId] = set()
-        #: The consumed queues that have a single active consumer, as far as is known.
+        #: The consumed queues that are known to have a single active consumer.
         self.single: set[str] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
@@ -423,16 +423,16 @@ class Dispatch:
                 self._credits.append(subscription.credit)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a consumer. What was waiting for it, or is arriving for it alone, is leaving from now on.
+        """Remove a consumer. Messages that wait for it, or arrive for it alone, are leaving from now on.
 
-        May be repeated, for what a claim has brought meanwhile.
+        May be repeated, for messages that a claim has brought since.
         """
         with self._lock:
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
             subscription.credit.withdraw(lambda each, _: each is subscription, self._leaving)
-            # Once its last consumer is removed, it is not known any more whether the queue serves one at a time.
+            # Without consumers here, it is unknown whether the queue has a single active consumer.
             for each in list(self.arriving) if subscription.queue in self.single or not subscriptions else ():
                 if each.queue == subscription.queue:
                     if each.leased:
@@ -444,21 +444,21 @@ class Dispatch:
                 self.single.discard(subscription.queue)
 
     def drop_session(self, session_id: SessionId) -> None:
-        """Forget what a lost session had claimed and no consumer has seen yet: other sessions have it now."""
+        """Forget messages that a lost session had claimed and no consumer has seen: other sessions have them now."""
         with self._lock:
             self._lost.add(session_id)
             for credit in self._credits:
                 credit.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
     def close(self) -> None:
-        """Remove all consumers. What waits is leaving, and so is what arrives from now on."""
+        """Remove all consumers. Waiting messages are leaving, and so are those that arrive from now on."""
         with self._lock:
             self._by_queue.clear()
             for credit in self._credits:
                 credit.withdraw(_everything, self._leaving)
 
     def forget(self, credit: Credit) -> None:
-        """Forget a closed channel. What still waits is leaving: its consumers may not be cancelled yet."""
+        """Forget a closed channel. Its waiting messages are leaving: its consumers may not be cancelled yet."""
         with self._lock:
             credit.withdraw(_everything, self._leaving)
             if credit in self._credits:
@@ -466,7 +466,7 @@ class Dispatch:
             self.stalled.discard(credit)
 
     def to_release(self) -> list[Lease]:
-        """The leases of what is leaving; :meth:`released` must follow."""
+        """The leases of the leaving messages; :meth:`released` must follow."""
         if not self._leaving:
             return []
         with self._lock:
@@ -474,7 +474,7 @@ class Dispatch:
             return list(self._leaving)
 
     def _drop_leaving(self) -> None:
-        """Remove what is leaving from the inboxes: the thread that withdrew it may have been interrupted."""
+        """Remove leaving messages from the inboxes: the thread that withdrew them may have been interrupted."""
         for credit in self._credits if self._leaving else ():
             credit.withdraw(lambda _, delivery: delivery.lease in self._leaving)
 
@@ -532,9 +532,9 @@ class Dispatch:
                     self.single.discard(queue)
 
     def agrees(self, plan: Plan, single: Collection[str]) -> bool:
-        """Note what a claim has found, as :meth:`note_single`. False if it would be planned otherwise now.
+        """Note what a claim has found, as :meth:`note_single`. False if it would be planned differently now.
 
-        It was planned before a queue was declared anew, or a consumer has ended since.
+        Since it was planned, a queue may have been redeclared, or a consumer may have ended.
         """
         if not (single or self.single or plan.consumers):
             return True
@@ -544,7 +544,7 @@ class Dispatch:
 
     @property
     def unburdened(self) -> set[str]:
-        """The consumers whose channels have nothing to settle and nothing to hand out."""
+        """The consumers whose channels have nothing to settle or to hand out."""
         with self._lock:
             subscriptions = [each for subscriptions in self._by_queue.values() for each in subscriptions]
             return {each.tag for each in subscriptions if not each.credit.inbox and not each.credit.held}
@@ -552,7 +552,7 @@ class Dispatch:
     # -- patience ---------------------------------------------------------------------------------------------------
 
     def withdraw_untaken(self, now: float) -> int:
-        """Withdraw what was not taken for ``patience_s``: it is leaving. Returns the number of messages."""
+        """Withdraw messages that were not taken for ``patience_s``: they are leaving. Returns how many."""
         dropped = 0
         with self._lock:
             for credit in self._credits:
@@ -571,7 +571,7 @@ class Dispatch:
     # -- times to run ----------------------------------------------------------------------------------------------
 
     def withdraw(self, lease: Lease) -> bool:
-        """Withdraw a message that was not taken yet. False if it was handed out."""
+        """Withdraw a message that is still waiting. False if it was handed out."""
         with self._lock:
             for credit in self._credits:
                 if credit.withdraw(lambda _, delivery: delivery.lease == lease):
@@ -580,7 +580,7 @@ class Dispatch:
         return False
 
     def overdue(self, lease: Lease) -> None:
-        """Note that a message that was handed out has been released without its consumer."""
+        """Note that a message that was handed out has been released on its consumer's behalf."""
         with self._lock:
             for credit in self._credits:
                 credit.held.expire(lease)
@@ -588,7 +588,7 @@ class Dispatch:
     # -- what to claim -------------------------------------------------------------------------------------------------
 
     def plan(self, hungry: set[str], now: float, freed_at: float | None = None) -> Plan:
-        """What to claim from those queues that may have messages, first the queue that was first longest ago.
+        """What to claim from the ``hungry`` queues. The queue whose last turn as the first is longest ago comes first.
 
         ``freed_at``: when the first of the pending acks came, which may have made room; None: there are none.
         """
@@ -611,7 +611,7 @@ class Dispatch:
         return plan
 
     def end_turn(self, first: str) -> None:
-        """Note that a plan was carried out with this queue first: others go first next, so a full one shuts none out.
+        """Note that a plan with this queue first was carried out: others go first next, so a full queue starves none.
 
         Counting turns would not do: plans have different queues, as different channels have room at different times.
         """
@@ -637,7 +637,7 @@ class Dispatch:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Assign arriving messages to consumers. Those for which no consumer has room any more are leaving.
+        """Assign arriving messages to consumers. Those for which no consumer has room are leaving.
 
         Since the claim, a consumer may have been cancelled, or its prefetch lowered.
         """
@@ -682,11 +682,11 @@ class Dispatch:
         return None
 
     def _served(self, queue: str) -> list[Subscription]:
-        """Its consumers that may get messages, the next one first."""
+        """The queue's consumers that may get messages, the next one first."""
         return list(islice(self._by_queue[queue], 1 if queue in self.single else None))
 
     def next(self, into: list[Arrival]) -> Arrival | None:
-        """Put the next waiting message ``into`` a list, from the channels in turn; None if none may be handed out."""
+        """Put the next waiting message, from the channels in turn, ``into`` a list; None if none may be handed out."""
         now = self._clock()
         with self._lock:
             if self._leaving:
@@ -695,7 +695,7 @@ class Dispatch:
                 credit = self._credits[0]
                 self._credits.rotate(-1)
                 if credit.inbox and (credit.can_consume() or credit.may_pass()):
-                    # In this order: interrupted anywhere, the message can be returned.
+                    # In this order, the message can be returned after an interruption anywhere.
                     subscription, delivery = credit.inbox[0]
                     arrival = Arrival(subscription, delivery, next_tag())
                     into.append(arrival)
@@ -704,7 +704,7 @@ class Dispatch:
         return None
 
     def return_undelivered(self, arrival: Arrival) -> Lease | None:
-        """Make a message that no callback has seen its channel's next. Returns its lease if its consumer has ended."""
+        """Put a message that no callback has seen first in its channel. Returns its lease if its consumer has ended."""
         subscription, delivery, tag = arrival
         with self._lock:
             subscription.credit.reclaim(tag)
@@ -718,12 +718,12 @@ class Dispatch:
         return delivery.lease if delivery.leased else None
 
     def waiting(self, credit: Credit, queue: str) -> int:
-        """How many messages of a queue a channel has that its program has not seen, and that could go back."""
+        """How many messages of a queue wait in a channel, unseen by its program, and could be released."""
         with self._lock:
             return len(_of_queue(credit, queue))
 
     def take_waiting(self, credit: Credit, queue: str, into: list[Delivery], most: int) -> None:
-        """Move up to ``most`` of them ``into`` a list, in their order. If this is interrupted, they are leaving."""
+        """Move up to ``most`` of them ``into`` a list, in order. If this is interrupted, they are leaving."""
         with self._lock:
             self._drop_leaving()
             first = _of_queue(credit, queue)[:most]

@@ -4,36 +4,36 @@ Model. A lock ensures that only one thread at a time runs a turn of the fetcher.
 without the lock, for as long as the turn said, or until the fetcher's bell rings. It is
 
 * a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
-  to deliver claims by itself, as long as it waits. So no message passes from one thread to another.
+  to deliver takes turns while it waits. So no message passes from one thread to another.
 * likewise an *event loop*, usually a Celery worker's, where a turn is due (``loop.py``).
-* the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
-  Elsewhere while neither a drain nor a loop does it.
+* the receiver's own *thread*, which the first consumer starts: always on a store whose writers don't take turns,
+  elsewhere while neither a drain nor a loop takes turns.
 
 The thread is in one of four states. It *works*: it takes turns, and sleeps between them. A drain that takes a turn
-sends it to *rest*, for as long as that drain waits, and for a moment longer, as the next drain usually follows soon. If
-none does, because a callback runs for long, the thread works again, so acks are settled and messages claimed meanwhile.
+sends it to *rest*, for as long as that drain waits, and a moment longer, as the next drain usually follows soon. If
+none does, because a callback runs for long, the thread works again, so that acks are settled and messages are claimed.
 While drains follow each other, it is not woken for each: it *naps*, checks whether a drain has come, and naps for
-longer. A drain that finds acks that have waited a long time takes a turn before it delivers
-(:meth:`Receiver.catch_up`). The thread has *ended* when :meth:`Receiver.stop` or :meth:`Receiver.abandon` told it to.
+longer. A drain that finds acks that have waited too long takes a turn before it delivers (:meth:`Receiver.catch_up`).
+The thread *ends* after :meth:`Receiver.stop` or :meth:`Receiver.abandon`.
 
-Two drains, or a drain and the thread, may sleep on one bell. They wake together, and one of them has the next turn.
+Two drains, or a drain and the thread, may sleep on one bell. They wake together, and one of them takes the next turn.
 
 What happens at each failure:
 
 * the store fails in a turn, or one of the thread's turns raises another error: the fetcher has *failed*. The next drain
   raises the error, and the thread sleeps until the connection is established again (:meth:`Receiver.restart`).
 * an exception raised by a signal handler, or one that is not the store's, ends a drain in the middle of a turn: the
-  drain raises it unchanged. The next turn, in any thread, goes on with what that turn had in hand. If the cause
-  persists, the thread's next turn hits it, too.
-* an exception ends the thread (a signal handler's, where threads are greenlets): the fetcher has failed, and
-  ``restart`` begins another thread.
+  drain raises it unchanged. The next turn, in any thread, continues with the messages that it had in hand. If the cause
+  persists, the thread's next turn fails, too.
+* an exception ends the thread (a signal handler's, if threads are greenlets): the fetcher has failed, and ``restart``
+  starts another thread.
 * a drain's turn takes long, as another process holds the write lock: the drain ends late, by at most
   ``operation_timeout``, and for :data:`SPARED_S` only the thread takes turns.
 * another thread closes the connection: it waits for the turn that is under way, and no other turn begins.
-* the connection is dropped: :meth:`Receiver.stop` waits for nothing, and returns what was waiting; messages that are
-  just being claimed are released when they arrive.
+* the connection is dropped: :meth:`Receiver.stop` does not wait, and returns the waiting messages' leases; messages
+  that are just being claimed are released when they arrive.
 * the connection is collected without having been closed: between two turns the thread refers to the receiver weakly, so
-  it does not keep it alive; it ends when the finalizer calls :meth:`Receiver.abandon`.
+  it does not keep it alive; the thread ends when the finalizer calls :meth:`Receiver.abandon`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def deliver_next(fetcher: Fetcher) -> bool:
             message, callback = _open(arrival, fetcher), arrival.subscription.callback
             if message is None:
                 hand = []
-                fetcher.on_room()  # its place is free, and no ack will report it
+                fetcher.on_room()  # its place is free, which no ack will report
                 continue
             try:
                 hand = []  # no call between this and the callback: Python handles signals after each call
@@ -104,16 +104,16 @@ def deliver_next(fetcher: Fetcher) -> bool:
                     raise
                 delivery = arrival.delivery
                 name = f"message {delivery.message_id.hex()} of queue {delivery.queue}"
-                give_back(message, error, name, delivery.redeliveries)  # the error ends here, and the message goes back
+                give_back(message, error, name, delivery.redeliveries)  # the error stops here; the message is released
             return True
     except BaseException:
-        fetcher.return_undelivered(hand)  # what no callback has seen
+        fetcher.return_undelivered(hand)  # messages that no callback has seen
         raise
     return False
 
 
 def _open(arrival: Arrival, fetcher: Fetcher) -> Any:
-    """The message; None if it can't be one, and has been dead-lettered."""
+    """The message; None if it was unreadable, and has been dead-lettered."""
     subscription, delivery, tag = arrival
     message = subscription.open(delivery, tag, subscription.consumer_tag)
     if message is None:
@@ -134,11 +134,11 @@ def _open(arrival: Arrival, fetcher: Fetcher) -> Any:
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
 #: A drain, or a loop, whose turn takes longer than this leaves the turns to the thread for a while: the store's writers
-#: are slow just now, and a drain has a deadline of its own.
+#: are slow now, and a drain has its own deadline.
 SLOW_S = 0.1
 SPARED_S = 5.0
 #: A loop's turn that takes longer than this holds up the worker, in seconds; and the part of the loop's time that such
-#: turns may take. A checkpoint now and then stays within it, and a disk on which each commit takes so long does not.
+#: turns may take. An occasional checkpoint stays within it; a disk on which every commit takes that long does not.
 HELD_UP_S, HELD_UP_SHARE = 0.01, 0.05
 
 
@@ -159,13 +159,13 @@ class Receiver:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread has not ended yet, even if it was told to."""
+        """Whether its thread has not ended yet, even if it should."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def running(self) -> bool:
         """Whether turns are taken."""
-        # Asked for each message, so without a call to ``is_alive``: a thread that dies has failed the fetcher.
+        # Called for each message, so without ``is_alive``: a thread that dies has failed the fetcher.
         return self._thread is not None and not self.watch_set.stopped and self.fetcher.error is None
 
     @property
@@ -173,7 +173,7 @@ class Receiver:
         return self.fetcher.error is not None
 
     def subscribe(self, subscription: Subscription, *, single: bool) -> None:
-        """Begin to claim for a consumer, from the next drain on. ``single``: as in :meth:`.dispatch.Dispatch.add`."""
+        """Claim for a consumer, from the next drain on. ``single``: as in :meth:`.dispatch.Dispatch.add`."""
         self.fetcher.subscribe(subscription, single=single)
         with self._starting:
             if self._thread is None:
@@ -181,12 +181,11 @@ class Receiver:
         self.watch_set.bell.ring()
 
     def cancel(self, *subscriptions: Subscription, leave: bool = True) -> None:
-        """End consumers; what was claimed for them and not handed out goes back, and their queues may vanish.
+        """End consumers; messages claimed for them, but not handed out, are released, and their queues may vanish.
 
-        The thread ends them between two claims. This call waits for that, but not for long, and only once while the
-        store does not answer. Celery cancels from inside a signal handler, so no lock is taken here that the
-        interrupted code may hold; with gevent, that handler runs where nothing may wait, so there the call does not
-        wait. Never raises.
+        The thread ends them between two claims. This call waits for that briefly, and only once while the store does
+        not answer. Celery cancels inside a signal handler, so this takes no lock that the interrupted code may hold;
+        with gevent, that handler runs where nothing may wait, so there the call does not wait. Never raises.
         """
         signals = [self.fetcher.cancel(each, leave=leave) for each in subscriptions]
         self.watch_set.bell.ring()
@@ -199,7 +198,7 @@ class Receiver:
             self._cancels_wait = signals[-1].wait(self._client.patience.allow(CANCEL_S))
 
     def restart(self) -> None:
-        """Go on after an error."""
+        """Resume after an error."""
         if self.failed and not self.watch_set.stopped:
             self.fetcher.recover()
             if not self.alive:
@@ -223,7 +222,7 @@ class Receiver:
         return leases
 
     def abandon(self) -> None:
-        """The connection was collected: have the thread end. For a finalizer: takes no lock, asks no store."""
+        """Have the thread of a collected connection end. For a finalizer: takes no lock, calls no store."""
         self.watch_set.stop()
         self.fetcher.abandon()
         self.fetcher.arrived.close()
@@ -235,26 +234,26 @@ class Receiver:
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something may have arrived, for at most ``timeout_s`` seconds; None: without a limit.
 
-        Called by a drain, which takes the fetcher's turns meanwhile, if it may. Raises ``StoreError`` in a signal
+        For a drain, which takes the fetcher's turns while it waits, if it may. Raises ``StoreError`` in a signal
         handler that has interrupted such a turn.
         """
         ticket = Ticket()
         if self.watch_set.turns.mine:
             raise would_wait_for_itself()
         if not (self._may_drive() and surely(lambda: self._drive(ticket, timeout_s), lambda: self._end_drive(ticket))):
-            if self.watch_set.due:  # what was rung for the loop has woken this drain, and may not wake the loop
+            if self.watch_set.due:  # the ring for the loop has woken this drain, and may not wake the loop
                 self.watch_set.call_thread()
             self.fetcher.arrived.wait(timeout_s)
 
     def catch_up(self) -> None:
-        """Have a drain take a turn, if it may: it need not wait for a message, but acks have waited for too long."""
+        """Have a drain take a turn, if it may: acks have waited for too long, although messages are there."""
         ticket = Ticket()
         if self._may_drive():
             surely(lambda: self._drive(ticket, 0), lambda: self._end_drive(ticket))
 
     @property
     def may_be_driven(self) -> bool:
-        """Whether other threads than its own may take turns at all."""
+        """Whether threads other than its own may take turns at all."""
         # Eventlet lets only one greenlet wait for a descriptor.
         return self._client.engine.writers_take_turns and not instead_of_threads()
 
@@ -264,7 +263,7 @@ class Receiver:
         )
 
     def _drive(self, ticket: Ticket, timeout_s: float | None) -> bool:
-        """Take one turn, and sleep for as long as it says. False if another thread was faster."""
+        """Take a turn, and sleep for as long as it says. False if another thread was faster."""
         watch_set, began = self.watch_set, monotonic()
         if not watch_set.turns.acquire(ticket, 0):
             return False
@@ -285,8 +284,8 @@ class Receiver:
     def take_turn(self) -> float | None:
         """Take a turn in the thread of an event loop. Returns in how many seconds the next one is due there.
 
-        After :data:`SLOW_S` it waits no more for the store: the thread goes on with what it had in hand. Celery
-        shuts down inside a signal handler, which may take seconds and calls the broker: it runs after the turn.
+        After :data:`SLOW_S` it stops waiting for the store: the thread continues. Celery shuts down inside a signal
+        handler, which may take seconds and calls the broker: that runs after the turn.
         """
         ticket, watch_set = Ticket(), self.watch_set
         if not self._may_drive():
@@ -329,7 +328,7 @@ class Receiver:
         try:
             start(thread)
         except BaseException:
-            if thread.ident is None:  # the next consumer starts another; if this one begins yet, they take turns
+            if thread.ident is None:  # the next consumer starts another; if this one starts after all, they take turns
                 self._thread = None
             raise
 
@@ -337,7 +336,7 @@ class Receiver:
         """A step of the thread: a turn, if no other thread takes one. Returns how long to sleep; None: until rung."""
         if self.failed:
             self.watch_set.bell.clear()  # as no turn does
-            return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
+            return 0 if self.fetcher.error is None else None  # checked again: ``restart`` may have just rung
         if not self.fetcher.waits and (idle_s := self.watch_set.idle_beside_loop_s()) > 0:
             return idle_s
         ticket, turns = Ticket(), self.watch_set.turns
@@ -348,7 +347,7 @@ class Receiver:
     def turn(
         self, failures: tuple[type[BaseException], ...] = (Exception,), *, late: tuple[type[BaseException], ...] = ()
     ) -> float | None:
-        """``late``: what says that there was too little time."""
+        """``late``: the errors that mean too little time."""
         self._cancels_wait, watch_set = True, self.watch_set
         watch_set.next_at = -inf
         try:
@@ -363,8 +362,8 @@ class Receiver:
             return None
 
     def die(self, error: BaseException) -> None:
-        """Note that the thread ends, although it was not told to."""
-        self._thread = None  # before: from then on it may be restarted
+        """Note that the thread ends unexpectedly."""
+        self._thread = None  # first: afterwards it may be restarted
         self.fetcher.fail(error)
 
 
@@ -375,17 +374,17 @@ def _serve(reference: weakref.ref[Receiver], watch_set: WatchSet) -> None:
             if watch_set.rest():
                 continue
             pause_s = _step(reference, watch_set)
-            # Asked once more: the turn may have cleared the bell just as it was rung to end the thread.
+            # Checked again: the turn may have cleared the bell just as it was rung to end the thread.
             if pause_s != 0 and not watch_set.stopped:
                 watch_set.sleep(pause_s)
-    except BaseException as error:  # out of a signal handler, where threads are greenlets; or no memory is left
+    except BaseException as error:  # from a signal handler, if threads are greenlets; or no memory is left
         watch_set.leave()
         receiver = reference()
         if receiver is not None:
             receiver.die(error)
         if not isinstance(error, Exception):
             raise
-        return  # its bell stays: the receiver may be restarted
+        return  # its bell stays open: the receiver may be restarted
     watch_set.leave()
     watch_set.close()
 

@@ -1,7 +1,7 @@
 """The watch set: which queues may have messages, whose bells are watched, and who takes the next turn.
 
-The watch set refers to nothing of the connection, so watches, bells and the session's heartbeat, which refer to the
-watch set, do not keep the connection alive. While it sleeps, the receiver's thread refers to nothing else; when the
+The watch set does not refer to the connection, so watches, bells and the session's heartbeat, which refer to the watch
+set, do not keep the connection alive. While it sleeps, the receiver's thread refers only to the watch set; when the
 connection is collected or closed, the thread cancels the watches and withdraws the report to the heartbeat.
 """
 
@@ -23,9 +23,9 @@ from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store.protocol import Watch
 
 #: How long the thread rests after a drain, in seconds: as long as an ack waits, within these bounds. A program that
-#: goes on with drains with a timeout of 0 takes no turns, and finds nothing until the thread has taken one.
+#: then drains with a timeout of 0 takes no turns, and finds nothing until the thread has taken one.
 SHORTEST_REST_S, LONGEST_REST_S = 0.001, 0.02
-#: How long the thread rests beside an event loop that takes turns: as many times longer.
+#: How many times longer the thread rests beside an event loop that takes turns.
 BESIDE_LOOP = 8
 #: The thread's longest nap, in seconds.
 LONGEST_NAP_S = 0.004
@@ -37,22 +37,21 @@ class WatchSet:
     def __init__(self, bell: Bell, ack_delay_s: float = 0.0) -> None:
         self.bell = bell
         self.stopped = False
-        #: Its holder takes a turn of the fetcher's.
+        #: The lock whose holder takes a turn of the fetcher.
         self.turns = FairLock()
         #: Until when the thread rests, because drains take the turns (``monotonic``); infinite while a drain takes
         #: them.
         self.rest_until = -inf
         #: How long it rests after a drain that took a turn, or found a message. The thread need not be woken for each
-        #: drain that comes meanwhile: it naps, each time twice as long. A drain with a timeout of 0 that found no
-        #: message does not prolong the rest: a loop of such drains would keep the thread from all turns, and take none
-        #: itself.
+        #: drain in that time: it naps, each time twice as long. A drain with a timeout of 0 that found no message does
+        #: not prolong the rest: a loop of such drains would keep the thread from all turns, and take none itself.
         self.rest_s = max(min(ack_delay_s, LONGEST_REST_S), SHORTEST_REST_S)
         self._nap_s = SHORTEST_REST_S
         #: A reference to the event loop that takes turns (``loop.Loop``), if one does.
         self.loop: ReferenceType[Any] | None = None
-        #: Whether a turn of the loop's is due.
+        #: Whether a turn of the loop is due.
         self.due = False
-        #: When the next turn is, if nothing happens before (``monotonic``).
+        #: When the next turn comes if nothing happens before (``monotonic``).
         self.next_at = -inf
         #: Wakes the thread alone.
         self.relief = Bell()
@@ -78,12 +77,12 @@ class WatchSet:
             try:
                 self._armed[queue] = watch
                 watch.on_fire(partial(self._on_fire, queue, watch))
-            except BaseException:  # from a signal handler: it may never tell
+            except BaseException:  # from a signal handler: the watch may never be noted
                 self.disarm([queue])
                 raise
 
     def _on_fire(self, queue: str, watch: Watch) -> None:
-        """From any thread, also from native ones."""
+        """Called by any thread, even a native one."""
         if self._armed.get(queue) is watch:
             self._armed.pop(queue, None)
         self.hungry.add(queue)
@@ -95,7 +94,7 @@ class WatchSet:
             loop.wake()
 
     def disarm(self, queues: Iterable[str] | None = None) -> None:
-        """Watch these no more, or none at all."""
+        """Stop watching these queues, or all."""
         for queue in list(self._armed if queues is None else queues):
             watch = self._armed.pop(queue, None)
             if watch is not None:
@@ -120,13 +119,13 @@ class WatchSet:
     # -- who takes the next turn -------------------------------------------------------------------------------------
 
     def ask(self, *, at_once: bool = True) -> None:
-        """Have a turn taken, now or when an ack has waited: by the event loop, or the thread if that is late."""
+        """Request a turn, now or when acks have waited: from the event loop, or from the thread if the loop is late."""
         loop = None if self.loop is None else self.loop()
         if loop is None:
             self.bell.ring()
             return
         in_a_moment = not at_once and loop.thread == threading.get_ident()
-        if in_a_moment or not self._rests:  # what is due does not prolong the rest: a callback may ask time and again
+        if in_a_moment or not self._rests:  # a due turn does not prolong the rest: a callback may ask repeatedly
             self.rest_beside_loop()
         if in_a_moment:
             loop.take_turn_in(self.rest_s * (2 if self.hungry else 1))  # as Fetcher._ack_wait_s
@@ -135,14 +134,14 @@ class WatchSet:
             loop.wake()
 
     def rest_beside_loop(self) -> None:
-        """If the loop takes no turn for that long, because it has ended or a callback works, the thread takes them."""
+        """Let the thread rest: it takes turns only if the loop takes none, because it has ended or a callback works."""
         self.rest_until = monotonic() + min(BESIDE_LOOP * self.rest_s, LONGEST_REST_S)
         if not self._rests:
             self.relief.ring()
 
     def sleep(self, pause_s: float | None) -> None:
         """Let the thread sleep between two turns of its own."""
-        if self.rest_until < monotonic():  # a drain that begins from here on rings, as the thread does not rest
+        if self.rest_until < monotonic():  # a drain that begins later rings, as the thread does not rest
             wait_for((self.bell, self.relief), pause_s)
 
     def rest(self) -> bool:
@@ -161,34 +160,34 @@ class WatchSet:
         return rests
 
     def idle_beside_loop_s(self) -> float:
-        """For how long nothing is due, beside an event loop that would take the turn; 0 without one."""
+        """How long nothing will be due, beside an event loop that would take the turn; 0 without one."""
         if self.loop is None or self.loop() is None or self.due or self.bell.wait(0):
             return 0
         return self.next_at - monotonic()
 
     def begin_drive(self) -> None:
-        """A drain takes a turn, and sleeps until the next: have the thread rest, as its own sleep would be too long."""
+        """Have the thread rest while a drain takes turns, as its own sleep may be too long."""
         self.rest_until = inf
         if not self._rests:
             self.relief.ring()
 
     def end_drive(self) -> None:
-        """The drain takes no more turns. If no other follows soon, the thread takes them. May be called again."""
+        """Note that the drain takes no more turns. If no other follows soon, the thread takes them. Idempotent."""
         self.rest_until = monotonic() + self.rest_s
         if self._until_relieved:
             self.relief.ring()
 
     def prolong_rest(self) -> None:
-        """A drain has found a message, so the next drain usually follows soon.
+        """Note that a drain has found a message, so that the next drain usually follows soon.
 
-        Another drain may begin or end meanwhile. Only a rest that has an end is moved: a rest without an end is ended
-        by the drain that began it.
+        Another drain may begin or end at the same time. Only a finite rest is prolonged: an infinite one is ended by
+        the drain that began it.
         """
         if -inf < self.rest_until < inf:
             self.rest_until = monotonic() + self.rest_s
 
     def call_thread(self) -> None:
-        """Have the thread take a turn now: drains can't, or may not."""
+        """Have the thread take a turn now, as drains can't, or may not."""
         self.rest_until = -inf
         self.bell.ring()
         self.relief.ring()
@@ -200,11 +199,11 @@ class WatchSet:
         self.relief.ring()
 
     def close(self) -> None:
-        """Close the bells; no thread may sleep here any more."""
+        """Close the bells; no thread may sleep here afterwards."""
         self.bell.close()
         self.relief.close()
 
     def leave(self) -> None:
-        """No turns follow for now: cancel the watches, and withdraw the report to the heartbeat."""
+        """Cancel the watches, and withdraw the report to the heartbeat: no turns follow for now."""
         self.disarm()
         self._withdraw_report()
