@@ -2,30 +2,29 @@
 
 A record is a fixed head, the fairness key, the task's id, optional extras (JSON: time to run, priority, deaths) and, if
 the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no second round
-trip. Larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few dozen bytes
-instead of megabytes. The head's redelivery count stands at a fixed offset: a message that comes back is patched, not
-decoded and encoded.
+trip. Larger ones are cut into separate chunks, so that requeueing, leasing and promoting move a few dozen bytes instead
+of megabytes. The head's redelivery count has a fixed offset: a redelivered message is patched, not decoded and encoded.
 
-**What every version keeps.** A record of a newer version begins with its number, up to :data:`LAST_VERSION`, and its
-head, key and task id stand where they do here. A lease begins with its number, and with queue and place as here. So an
-older process counts, delays, promotes, releases, moves and deletes a message that it can't read. Where it would have to
-read the message, it keeps it for a newer process (``engine/stored/newer.py``). Whatever an older process would misread
-raises the number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).
+**What every version keeps.** A record of a newer version begins with its version number, up to :data:`LAST_VERSION`,
+and its head, key and task id are where they are here. A lease begins with its number, then queue and place as here. So
+an older process can count, delay, promote, release, move and delete a message that it can't read. If it would have to
+read the message, it keeps it for a newer process (``engine/stored/newer.py``). Any change that an older process would
+misread, in the record, the history or the payload's envelope (``transport/envelope.py``), raises the number.
 
-Version 2 of a record adds four facts to version 1. Three are in the extras: by which exchange and key the message came
-to its queue, which death was its first, and since when it has died in this way. The fourth is the highest bit of the
-redelivery count: a consumer has had it. If none of them applies, version 1 is written, which every older process reads.
+Version 2 of a record adds four facts to version 1. Three are in the extras: the exchange and key that brought the
+message to its queue, its first death, and since when it has died in this way. The fourth is the highest bit of the
+redelivery count: a consumer has had the message. If none applies, version 1 is written, which every older process can
+read.
 
 Decoders raise ``FormatError``, and nothing else, for bytes that they can't read or that a newer version wrote. No such
-bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. Unreadable
+bytes may stop a claim, a publish or a sweep: these read settings with ``control_of`` and ``limits_of``. Unreadable
 settings count as a pause: a queue whose control is unreadable, or a newer version's, hands out nothing, nor does a key
-with such limits. A pause that an operator has asked for must not end because a newer version added a field. It ends
-when the settings are set anew, or in a version that can read them. Numbers that an older celery-fdb let in, and that
-are out of range now (``ranges.py``), are read as the nearest value in range.
+with such limits. An operator's pause must not end because a newer version adds a field. It ends when the settings are
+set again, or in a version that can read them. Numbers that an older celery-fdb accepted, but are now out of range
+(``ranges.py``), are read as the nearest value in range.
 
 A kombu message's payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``.
-``transport/envelope.py`` reads and writes all of it; tools that look into queues only need its headers and its
-delivery info.
+``transport/envelope.py`` reads and writes all of it; tools that inspect queues only need its headers and delivery info.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 
-#: Payloads up to this size stand in the record. Celery's messages are about 1 kB.
+#: Payloads up to this size are inline in the record. Celery's messages are about 1 kB.
 INLINE_BYTES = 2048
 #: FoundationDB's value limit is 100,000 B.
 CHUNK_BYTES = 90_000
-#: A moment that is over by every clock.
+#: A time that is past by every clock.
 OVER_MS = 1
 
 RECORD_VERSION = 2
 LEASE_VERSION = 1
 #: The highest version that records and leases may ever have: no text begins with a byte up to this one, so no text is
-#: mistaken for a newer version's.
+#: mistaken for a newer record.
 LAST_VERSION = 31
-#: The advice on what a newer version wrote.
+#: The advice for data from a newer version.
 UPGRADE = "Upgrade celery-fdb in this process."
 #: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
 _HEAD = struct.Struct(">BHHHBIIQQ16s")
@@ -76,7 +75,7 @@ _MOMENT = struct.Struct(">Q")
 _SIZE = struct.Struct(">I")
 _SIZE_AT = struct.calcsize(">BHHHBI")
 _PUBLISHED_AT = struct.calcsize(">BHHHBII")
-#: The highest count of version 1. Later versions have one bit less: it says whether a consumer has had the message.
+#: The highest count of version 1. Later versions use the top bit to say whether a consumer has had the message.
 _MOST_REDELIVERIES = 0xFFFF
 _SEEN = 0x8000
 _NO_CONTROL = QueueControl()
@@ -87,7 +86,7 @@ FIX = (
     "broker.queue(name).reset_control()"
 )
 _LEASE_HEAD = struct.Struct(">BHH")
-#: Two counters in one key cost as much as one, and can't disagree: the number of messages, and their bytes.
+#: Two counters in one key, the messages and their bytes, cost as much as one, and can't disagree.
 AMOUNT_BYTES = 16
 COUNT_BYTES = 8
 ROUND_BYTES = 8
@@ -97,9 +96,9 @@ ROUND_BYTES = 8
 
 
 class Record(NamedTuple):
-    """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own.
+    """A stored message. ``payload`` is empty if it is in ``chunks`` separate values.
 
-    ``published_ms``: since when it waits; for one that was delayed, the moment it was due.
+    ``published_ms``: since when it has waited; for a delayed message, its due time.
     """
 
     message_id: bytes
@@ -113,7 +112,7 @@ class Record(NamedTuple):
     key: str = ""
     ttr_ms: int = 0
     task_id: str = ""
-    #: The priority of a dead letter before its death, and after its replay: it waits in the order of the deaths.
+    #: A priority that the place does not show: a dead letter's, or one above its queue's maximum.
     priority: int = NO_PRIORITY
     #: None: as it was published.
     delivery_info: DeliveryInfo | None = None
@@ -122,7 +121,7 @@ class Record(NamedTuple):
 
     @classmethod
     def of_stored(cls, message: StoredMessage, message_id: bytes) -> Record:
-        """The record of a message from elsewhere, under this id. It carries the whole payload until it is stored."""
+        """The record of a message from elsewhere, under this id. It has the whole payload until it is stored."""
         return cls(
             message_id=message_id,
             published_ms=message.published_ms,
@@ -142,12 +141,12 @@ class Record(NamedTuple):
 
     @classmethod
     def unreadable(cls, value: bytes, message_id: bytes = b"") -> Record:
-        """Stands for bytes that are no record: they are its payload, so that nothing is lost and a person can look."""
+        """A substitute for bytes that are no record: they become its payload, so that people can inspect them."""
         return cls(message_id, 0, 0, 0, 0, len(value), value, ())
 
     @classmethod
     def decode(cls, value: bytes) -> Record:
-        """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
+        """Raises ``FormatError`` for unreadable bytes, and for a newer version's record."""
         try:
             version, redeliveries, chunks, name, task, extras, size, published_ms, expires_ms, message_id = (
                 _HEAD.unpack_from(value)
@@ -186,7 +185,7 @@ class Record(NamedTuple):
 
     @classmethod
     def outline(cls, value: bytes) -> Record:
-        """The record; of a newer version's what every version keeps: all but payload, history, priority, time to run.
+        """The record; for a newer version's, what every version keeps: all but payload, history, priority, time to run.
 
         Raises ``FormatError``.
         """
@@ -194,7 +193,7 @@ class Record(NamedTuple):
 
     @classmethod
     def known(cls, value: bytes) -> Record:
-        """What these bytes tell: the outline of a record, or :meth:`unreadable`."""
+        """The record's outline, or :meth:`unreadable` for other bytes."""
         try:
             return cls.outline(value)
         except FormatError:
@@ -205,7 +204,7 @@ class Record(NamedTuple):
         return 0 < self.expires_ms <= now_ms
 
     def encode(self) -> bytes:
-        """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
+        """The bytes to store, without a payload in chunks. Raises ``struct.error`` for values that don't fit."""
         has_extras = self.deaths or self.ttr_ms or self.priority or self.delivery_info
         extras = _encode_extras(self) if has_extras else b""
         version, redeliveries = 1, self.redeliveries
@@ -227,20 +226,20 @@ class Record(NamedTuple):
         )
         return head + name + task + extras + (b"" if self.chunks else self.payload)
 
-    # Of its bytes, which need not be decoded for it
+    # On its bytes, without decoding them
 
     @staticmethod
     def is_newer(value: bytes) -> bool:
-        """Whether it is the record of a newer version: with all that every version keeps."""
+        """Whether it is a newer version's record, with all that every version keeps."""
         if not value or not RECORD_VERSION < value[0] <= LAST_VERSION:
             return False
         return read_or(None, _outline, value) is not None
 
     @staticmethod
     def traces_of(value: bytes) -> tuple[bytes, int, str]:
-        """Message id, number of chunks and task id: what a message has besides its row. Raises ``FormatError``.
+        """Message id, number of chunks and task id, which lead to a message's other rows. Raises ``FormatError``.
 
-        Nothing else is read: an ack has no use for its payload.
+        Decodes nothing else: an ack does not need the payload.
         """
         try:
             version, _, chunks, name, task, extras, size, _, _, message_id = _HEAD.unpack_from(value)
@@ -255,21 +254,21 @@ class Record(NamedTuple):
 
     @staticmethod
     def published_at(value: bytes, default: int) -> int:
-        """Since when it waits, in milliseconds; ``default`` for unreadable bytes."""
+        """Since when it has waited, in milliseconds; ``default`` for unreadable bytes."""
         if not _has_head(value):
             return default
         return int(_MOMENT.unpack_from(value, _PUBLISHED_AT)[0])
 
     @staticmethod
     def due_from(value: bytes, due_ms: int) -> bytes:
-        """The same record, waiting since the end of its delay; unreadable bytes stay as they are."""
+        """The same record, waiting since the end of its delay; unreadable bytes stay unchanged."""
         if not _has_head(value):
             return value
         return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
 
     @staticmethod
     def redelivered(value: bytes) -> bytes:
-        """The same record, handed out once more; unreadable bytes stay as they are."""
+        """The same record with one more redelivery; unreadable bytes stay unchanged."""
         if not _has_head(value):
             return value
         (count,) = _REDELIVERIES.unpack_from(value, 1)
@@ -278,7 +277,7 @@ class Record(NamedTuple):
 
     @staticmethod
     def marked_seen(value: bytes) -> bytes:
-        """The same record, which a consumer has had without an attempt; unreadable bytes stay as they are."""
+        """The same record, marked as seen by a consumer without an attempt; unreadable bytes stay unchanged."""
         if not _has_head(value):
             return value
         (count,) = _REDELIVERIES.unpack_from(value, 1)
@@ -289,15 +288,15 @@ class Record(NamedTuple):
 
 
 def end_of_life(start_ms: int, ttl_ms: int | None) -> int:
-    """When this time to live is over; 0 if there is none.
+    """When this time to live ends; 0 if there is none.
 
-    One of no length is legal (RabbitMQ: unless consumed at once), and is over by every clock, also one that is behind.
+    A time of 0 is legal (RabbitMQ: expires unless consumed at once), and is over even by a slow clock.
     """
     return 0 if ttl_ms is None else start_ms + ttl_ms if ttl_ms else OVER_MS
 
 
 def chunks_of(payload: bytes) -> list[bytes]:
-    """The pieces in which a large payload is stored; none if it goes into the record."""
+    """The chunks of a large payload; none if it is inline in the record."""
     if len(payload) <= INLINE_BYTES:
         return []
     return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
@@ -325,12 +324,12 @@ def _outline(value: bytes) -> Record:
 
 
 def _has_head(value: bytes) -> bool:
-    """Whether it is a record, of this version or a newer one, judging by its beginning."""
+    """Whether it is a record, of this version or a newer one, judging by its head."""
     return len(value) >= _HEAD_BYTES and (0 < value[0] <= RECORD_VERSION or Record.is_newer(value))
 
 
 def size_of(*values: bytes) -> int:
-    """The payloads' size as the records say; for unreadable bytes, their own. The same at each step of a message."""
+    """The sum of the payloads' sizes by their records; for unreadable bytes, their own. Constant for a message."""
     total = 0
     for value in values:
         # ``_has_head`` inlined: each message would call it.
@@ -347,10 +346,10 @@ At_co = TypeVar("At_co", bound=bytes, covariant=True)
 
 
 class Message(NamedTuple, Generic[At_co]):
-    """A message that was taken out: its queue, where it stood, and the bytes of its record.
+    """A message that was taken out: its queue, its place, and the bytes of its record.
 
-    ``place``: or the key of its row, which ends in it; b"" for a message from outside. Only a ``Message[Place]`` can go
-    back to where it was, or under a lease.
+    ``place``: or the key of its row, which ends in the place; b"" for a message from outside. Only a ``Message[Place]``
+    can return to its place, or be leased.
     """
 
     queue: str
@@ -361,7 +360,7 @@ class Message(NamedTuple, Generic[At_co]):
     def of_lease(lease: bytes, *, newer: bool = False) -> Message[Place]:
         """The message under a lease. Raises ``FormatError``.
 
-        ``newer``: also of a lease of a newer version, whose record means nothing then.
+        ``newer``: accept also a newer version's lease, whose record is then meaningless.
         """
         try:
             version, name_length, place_length = _LEASE_HEAD.unpack_from(lease)
@@ -380,7 +379,7 @@ class Message(NamedTuple, Generic[At_co]):
 
 
 def encode_lease(message: Message[Place]) -> bytes:
-    """What a lease holds: all that is needed to put the message back where it was."""
+    """The value of a lease: everything needed to return the message to its place."""
     queue, place, record = message
     name = queue.encode()
     return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(place)) + name + place + record
@@ -402,7 +401,7 @@ def decode_amount(value: bytes | None) -> tuple[int, int]:
 
 
 def decode_count(value: bytes | None) -> int:
-    """A counter of atomic adds, 8 bytes; of more bytes, the first ones."""
+    """A counter of atomic adds, 8 bytes; if there are more, the first ones."""
     return int.from_bytes((value or b"")[:COUNT_BYTES], "little", signed=True)
 
 
@@ -439,7 +438,7 @@ def encode_settings(settings: KeyLimits | QueueControl) -> bytes:
 
 
 def decode_limits(value: bytes) -> KeyLimits:
-    """Raises ``FormatError``, also for limits that can't have been set: a claim could not live with them."""
+    """Raises ``FormatError``, also for limits that can't have been set, with which a claim could not work."""
     return _limits(decode_json(value))
 
 
@@ -492,7 +491,7 @@ T = TypeVar("T")
 
 
 def _typed(kind: type[T], fields: Any) -> T:
-    """A dataclass, checked for the types of its fields. Raises ``FormatError``."""
+    """A dataclass with fields of the right types. Raises ``FormatError``."""
     types = _TYPES[kind]
     if not isinstance(fields, dict) or not all(isinstance(each, types.get(name, ())) for name, each in fields.items()):
         raise FormatError(f"unreadable {kind.__name__}", value=str(fields)[:80])
@@ -520,7 +519,7 @@ _TYPES: Mapping[type, Mapping[str, Any]] = {kind: _types(kind) for kind in (Deat
 def _encode_extras(record: Record) -> bytes:
     """The deaths, after the time to run if there is one or a priority; the priority, if any; the delivery info.
 
-    Without the facts of version 2, the list is that of version 1.
+    Without the facts of version 2, this is version 1's list.
     """
     numbers = [record.ttr_ms, record.priority] if record.priority else [record.ttr_ms] if record.ttr_ms else []
     info = [] if record.delivery_info is None else [record.delivery_info]
@@ -549,7 +548,7 @@ def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int, DeliveryI
 
 
 def delivery_info_of(fields: Any) -> DeliveryInfo:
-    """That in a list of two texts. Raises ``FormatError``."""
+    """The delivery info in a list of two texts. Raises ``FormatError``."""
     if not isinstance(fields, list) or [type(each) for each in fields] != [str, str]:
         raise FormatError("unreadable delivery info", value=str(fields)[:80])
     return DeliveryInfo(*fields)
@@ -569,12 +568,12 @@ def _death(entry: Any) -> Death:
 # -- kombu's payloads --------------------------------------------------------------------------------------------------
 
 
-#: The header of a task that waits to be retried, with time and error of each failed attempt
+#: The header of a task that waits for a retry, with time and error of each failed attempt
 #: (``celery_fdb/tasks/failures.py``).
 ATTEMPTS = "fdb_attempts"
 
-#: An older process that meets another number dead-letters the message, so a change of this number raises the record's
-#: as well, and the message is kept for a newer process.
+#: An older process would dead-letter a message with a higher number, so a change of this number also raises the
+#: record's, and the message is kept for a newer process.
 PAYLOAD_VERSION = 1
 PAYLOAD_HEAD = struct.Struct(">BI")
 #: The fields of meta: content type, content encoding, headers, properties, exchange, routing key.
@@ -583,20 +582,20 @@ _EXCHANGE = 4
 
 
 def headers_of(payload: bytes) -> dict[str, Any]:
-    """The headers of a kombu message; empty if the payload is no such message."""
+    """The headers of a kombu message; empty for any other payload."""
     meta = _meta(payload)
     headers = meta[_HEADERS] if len(meta) > _HEADERS else None
     return headers if isinstance(headers, dict) else {}
 
 
 def published_by(payload: bytes) -> DeliveryInfo | None:
-    """Exchange and routing key of a kombu message; None if the payload is no such message."""
+    """Exchange and routing key of a kombu message; None for any other payload."""
     info = _meta(payload)[_EXCHANGE:]
     return DeliveryInfo(*info) if [type(each) for each in info] == [str, str] else None
 
 
 def _meta(payload: bytes) -> list[Any]:
-    """The meta list; empty if the payload is no kombu message."""
+    """The meta list; empty if it is not a kombu message."""
     try:
         version, length = PAYLOAD_HEAD.unpack_from(payload)
         meta = json.loads(payload[PAYLOAD_HEAD.size : PAYLOAD_HEAD.size + length]) if version == PAYLOAD_VERSION else []

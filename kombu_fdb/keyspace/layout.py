@@ -1,14 +1,14 @@
-"""Every key of the queues in one table, with the verbs that write it. ``docs/keyspace.md`` is its version for users.
+"""Every key of the queues in one table, with the verbs that write it. ``docs/keyspace.md`` is the users' version.
 
 Results and history have tables of their own: ``celery_fdb/results/records.py`` and ``celery_fdb/history/layout.py``.
 
-All keys are tuples under one namespace, ``("celery-fdb", namespace)``, in the part of FoundationDB's tuple encoding
-that they need, so that every FoundationDB tool can read them
-(https://github.com/apple/foundationdb/blob/main/design/tuple.md). The encoding is implemented here, not taken from the
-binding, because the embedded store must work without ``libfdb_c``, and because the hot path joins prefixes with fixed
-suffixes. A test checks that it equals ``fdb.tuple``. Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1
-(the binding writes larger ones another way). A versionstamp is 12 bytes (10 assigned at commit, 2 chosen by the writer)
-behind :data:`STAMP_CODE`. Any other value is a ``FormatError`` when it is packed: what can be packed can be unpacked.
+All keys are tuples under one namespace, ``("celery-fdb", namespace)``, in a subset of FoundationDB's tuple encoding, so
+that every FoundationDB tool can read them (https://github.com/apple/foundationdb/blob/main/design/tuple.md). The
+encoding is implemented here, not taken from the binding, because the embedded store must work without ``libfdb_c``, and
+because the hot path joins prefixes with fixed suffixes. A test checks that it equals ``fdb.tuple``. Elements: ``str``,
+``bytes``, non-negative ``int`` below 2**64 - 1 (the binding writes larger ones another way). A versionstamp is 12 bytes
+(10 assigned at commit, 2 chosen by the writer) behind :data:`STAMP_CODE`. Packing any other value raises
+``FormatError``: whatever can be packed can be unpacked.
 
 ====================================================  =======================================  ==================================================
 key                                                   value                                    written by
@@ -18,7 +18,7 @@ key                                                   value                     
 ``("keyed", queue, key, rank, stamp)``                record of a message with a key           publish, promote, release, sweep; cleared by claim
 ``("fair", queue)``                                   "": a message with a key was published   publish
 ``("todo", queue, "door", bucket, key, rank)``        "": look at this key                     publish, release, sweep; cleared by claim
-``("todo", queue, "freed", key)``                     "": the key may do more than before      ack, release, sweep, limit; cleared by claim
+``("todo", queue, "freed", key)``                     "": the key may be served again         ack, release, sweep, limit; cleared by claim
 ``("active", queue, key, rank)``                      A: in the ring, P: parked                claim; cleared with its last message
 ``("todo", queue, "ring", rank, round, stamp, key)``  rank of the messages: the key's turn     claim
 ``("round", queue, rank)``                            the round being served, atomic max       claim
@@ -29,20 +29,20 @@ key                                                   value                     
 ``("control", queue)``                                paused, newcomer, limits of every key    limit, pause, declare
 ``("bucket", queue, key)``                            token bucket of a rate                   claim; cleared when it is full
 ``("thaw", due_ms, queue, key)``                      ms to wait: ring the key's bell then     claim; cleared by promote
-``("relimit", queue)``                                how far a change of limits has got       limit; cleared when it is done
+``("relimit", queue)``                                progress of a change of limits           limit; cleared when it is done
 ``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
 ``("lease", session, number)``                        queue, place, record                     claim, limit; cleared by ack, release, sweep
-``("task", task_id, stamp)``                           key of its message, but for the stamp    publish, promote, release, reject; cleared with it
+``("task", task_id, stamp)``                          key of its message, without the stamp    publish, promote, release, reject; cleared with it
 ``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
 ``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties
-``("import", id)``                                     what a finished import was                import
-``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished, or by the duties
+``("import", id)``                                    facts about a finished import            import
+``("imported", id, mark)``                            "": this message has been stored         import; cleared when it is finished, or by the duties
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
-``("copy", message_id, target)``                       id of a copy of its chunks, how many are there   burial; cleared by it, or the duties
+``("copy", message_id, target)``                      id of the copy, number of its chunks     burial; cleared by it, or the duties
 ``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
 ``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
-``("key_total", queue, key, event)``                  the total of a busy key; "": of others    any verb, about once a second; cleared by the duties
-``("sample", step_s, slot)``                          what queues held and did at a moment       the duties
+``("key_total", queue, key, event)``                  total of a busy key; "": of all others   any verb, about once a second; cleared by the duties
+``("sample", step_s, slot)``                          what queues held and did at that time    the duties
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  a verb that makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    a verb that delays a message
@@ -50,29 +50,29 @@ key                                                   value                     
 ``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
 ``("line", name, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, evict, recover, sweep
-``("demand", session, first)``                        how it stands: W waits, G granted, E ended; its stamp  join, serve, leave, evict; cleared by the next join, recover, sweep
+``("demand", session, first)``                        state: W waits, G granted, E ended; its stamp  join, serve, leave, evict; cleared by the next join, recover, sweep
 ``("served", name)``                                  session that served the wait queue last, patience  serve, evict; cleared by sweep
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
 ``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
-``("deleting", queue)``                               version: messages up to it are to go; two more bytes: only held ones may be left  delete; cleared when it is done
+``("deleting", queue)``                               version up to which messages are to be deleted; two more bytes: only held ones may be left  delete; cleared when it is done
 ``("consumer", queue, session, tag)``                 ""                                       consume; cleared with session or queue
 ``("single", queue)``                                 session, tag; or versionstamp: vacant    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
 ``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
 ``("aside", duty, subject)``                          what a duty could not do, and why        the duties
-``("newer", kind, version, queue, place)``            record or lease of a newer version       an older one: claim, bury, sweep; cleared by the duties of a newer one
+``("newer", kind, version, queue, place)``            record or lease of a newer version       an older process: claim, bury, sweep; cleared by a newer one's duties
 ====================================================  =======================================  ==================================================
 
 ``rank`` is 9 minus the priority, so the most urgent sorts first; inside a rank the stamp is commit order. ``rank`` and
 ``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message returns to its
 place. A key's ring entry, its active mark and its arrivals are kept per rank: priority is strict across keys.
 
-Code that parses a key raises ``FormatError``, and nothing else, for a key that no version of ours can have written.
-Such a row must not stop any work: a walk over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it
-aside.
+Code that parses a key raises ``FormatError``, and nothing else, for a key that no version of celery-fdb can have
+written. Such a row must not stop any work: a walk over rows skips it (:meth:`Keyspace.read`) or, if it may be a
+message, dead-letters it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ BYTES_CODE = b"\x01"
 TEXT_CODE = b"\x02"
 INT_ZERO = 0x14
 STAMP_CODE = b"\x33"
-#: FoundationDB's binding writes integers from here on in another form.
+#: From here on, FoundationDB's binding writes integers in another form.
 _NO_INT = 2**64 - 1
 #: Length of a packed versionstamp without its code.
 STAMP_BYTES = 12
@@ -120,7 +120,7 @@ def pack_text(text: str) -> bytes:
 
 
 def pack_fresh(text: str) -> bytes:
-    """:func:`pack_text` for a text that is unlikely to come again: a task's id."""
+    """:func:`pack_text` for a text that is unlikely to recur: a task's id."""
     if not isinstance(text, str):
         raise _no_text(text)
     try:
@@ -131,7 +131,7 @@ def pack_fresh(text: str) -> bytes:
         ) from error
 
 
-#: Names of queues and keys come again and again.
+#: Names of queues and keys recur, so they are cached.
 _pack_text = lru_cache(4096)(pack_fresh)
 
 
@@ -140,7 +140,7 @@ def _no_text(element: object) -> InvalidArgument:
 
 
 def pack_int(number: int) -> bytes:
-    """A non-negative integer below 2**64 - 1: its length is in the code, so shorter ones sort first."""
+    """A non-negative integer below 2**64 - 1: the code contains its length, so shorter ones sort first."""
     if not 0 <= number < _NO_INT:
         raise FormatError("a number that can't be in a key", bits=number.bit_length(), negative=number < 0)
     length = (number.bit_length() + 7) // 8
@@ -158,7 +158,7 @@ def range_of(prefix: bytes) -> tuple[bytes, bytes]:
 
 
 def unpack(packed: bytes) -> tuple[Element, ...]:
-    """Decode; a versionstamp comes back as its 12 bytes. Raises ``FormatError`` on anything we never write."""
+    """Decode; a versionstamp becomes its 12 bytes. Raises ``FormatError`` for what :func:`pack` never writes."""
     elements: list[Element] = []
     position = 0
     while position < len(packed):
@@ -214,16 +214,16 @@ FORMAT_VERSION = 1
 
 Range = tuple[bytes, bytes]
 
-#: Before the place of a message without a key, leased from a fair queue, where the key "" is counted like others.
+#: The prefix for the place of a keyless message leased from a fair queue, where the key "" is counted like others.
 NO_KEY = pack("")
 
-#: Arrivals are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
+#: Arrivals are spread by a hash of their key, so that a claim can begin anywhere: no name is always first.
 BUCKETS = 256
 
-#: Where the last byte of a rank is in a place: a stamp's code and 12 bytes follow it.
+#: The position of a rank's last byte in a place: a stamp's code and 12 bytes follow.
 RANK_FROM_END = 14
 
-#: Stands for a rank in the prefix of all ranks.
+#: In place of a rank, for the prefix of all ranks.
 EVERY_RANK = Rank(b"")
 #: The packed ranks, one integer each.
 _RANKS = [Rank(pack_int(URGENT - priority)) for priority in range(URGENT + 1)]
@@ -231,14 +231,14 @@ _RANKS = [Rank(pack_int(URGENT - priority)) for priority in range(URGENT + 1)]
 _PACKED_RANKS: dict[bytes, Rank] = {rank: rank for rank in _RANKS}
 #: Tags of ranges in which messages wait.
 _OF_MESSAGES = frozenset({"ready", "keyed", "delayed"})
-#: Rounds are counted up from the one that was served last, in 8 bytes.
+#: Rounds count up from the last one served, in 8 bytes.
 MOST_ROUNDS = 2**62
 
 
 class Keyspace:
     """Makes the keys of one namespace. Prefixes of queues are cached; joining a suffix is one concatenation."""
 
-    #: The first half of a place, of a priority from 0 to 9.
+    #: The first half of a place, for a priority from 0 to 9.
     rank = staticmethod(_RANKS.__getitem__)
     #: The priority of a rank.
     priority = staticmethod({rank: number for number, rank in enumerate(_RANKS)}.__getitem__)
@@ -408,7 +408,7 @@ class Keyspace:
     # -- fairness -------------------------------------------------------------------------------------------------
 
     def _items(self, queue: str, key: str, rank: Rank) -> bytes:
-        """Prefix of a key's messages of one rank; the key "" has them in the ready range. Append a stamp."""
+        """Prefix of a key's messages of one rank; those of the key "" are in the ready range. Append a stamp."""
         return (self.keyed(queue) + pack_text(key) if key else self.ready(queue)) + rank
 
     def all_items(self, queue: str, key: str) -> Range:
@@ -416,7 +416,7 @@ class Keyspace:
         return range_of(self.items(queue, key, EVERY_RANK))
 
     def todo(self, queue: str) -> Range:
-        """Arrivals, bells and ring: not empty if a claim would find something."""
+        """Arrivals, bells and ring: empty if a claim would find nothing."""
         return range_of(self._key("todo", queue))
 
     def arrivals(self, queue: str) -> Range:
@@ -472,7 +472,7 @@ class Keyspace:
         return str(self.split(freed, str, str, str)[2])
 
     def fairness(self, queue: str) -> list[Range]:
-        """All rows of a queue's keys except messages and their counters; "pace" is in older stores only."""
+        """All rows of a queue's keys except messages and their counters; only older stores have "pace"."""
         tags = ("todo", "active", "round", "turns", "pace", "limits", "bucket")
         return [range_of(self._key(tag, queue)) for tag in tags]
 
@@ -561,7 +561,7 @@ class Keyspace:
     def role(self, role: str) -> bytes:
         return self._key("role", role)
 
-    # -- lines of demands -----------------------------------------------------------------------------------------
+    # -- wait queues -----------------------------------------------------------------------------------------------
 
     @lru_cache(64)  # noqa: B019
     def wait_queue(self, name: bytes) -> bytes:
@@ -625,7 +625,7 @@ class Keyspace:
         return self._key("newer", kind, version, queue) + place
 
     def newer_until(self, kind: str, version: int) -> Range:
-        """All kept rows of that kind that a process which knows ``version`` can read."""
+        """All kept rows of that kind that a process of ``version`` can read."""
         prefix = self._key("newer", kind)
         return prefix, prefix + pack_int(version + 1)
 
@@ -647,7 +647,7 @@ class Keyspace:
         return unpack_as(key[len(self.prefix) :], str, *types)[1:]
 
     def read(self, rows: Iterable[tuple[bytes, bytes]], *types: type) -> Iterator[tuple[tuple[Any, ...], bytes]]:
-        """The elements behind each row's tag, and its value; rows with other types are skipped."""
+        """The elements after each row's tag, and its value; rows with other types are skipped."""
         return readable(rows, lambda key: self.split(key, *types))
 
 
@@ -706,7 +706,7 @@ def _rank_of(rank: int, key: bytes) -> Rank:
 def priority_of(place: bytes) -> int:
     """The priority of a place, or of a key that ends in one; the lowest for "".
 
-    Its rank stands before the stamp: one packed digit, whose last byte is the digit itself unless it is 0.
+    The rank precedes the stamp: one packed digit, whose last byte is the digit itself unless it is 0.
     """
     rank = place[-RANK_FROM_END : 1 - RANK_FROM_END]
     return URGENT if rank == _RANKS[URGENT] else max(URGENT - ord(rank), NO_PRIORITY) if rank else NO_PRIORITY
