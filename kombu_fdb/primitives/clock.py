@@ -1,6 +1,6 @@
 """Time, identifiers and chance as arguments, so that a simulation can supply them.
 
-Two clocks that must not be mixed. :meth:`Clock.wall_ms` returns the time of day and decides only when a delayed message
+The two clocks must not be mixed. :meth:`Clock.wall_ms` returns the time of day and decides only when a delayed message
 becomes due. :meth:`Clock.monotonic` measures this process's own durations and decides whether a session is dead. No
 decision about safety ever compares two machines' clocks.
 """
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-#: Returns 16 bytes, different ones each time.
+#: Returns 16 bytes, different each time.
 IdSource = Callable[[], bytes]
 
 
 class Clock:
-    """What time it is, and a way to let some pass: those of this machine, unless a subclass says otherwise."""
+    """This machine's time, and a way to wait; a subclass may simulate both."""
 
-    #: Seconds since an arbitrary moment of this process; never goes back. The function itself, without a wrapper: it is
-    #: called a dozen times for each message.
+    #: Seconds from an arbitrary start; never goes back. The function itself, without a wrapper, as it is called a dozen
+    #: times for each message.
     monotonic = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
@@ -33,15 +33,15 @@ class Clock:
         time.sleep(seconds)
 
 
-#: Into how many steps an interval is divided.
+#: The number of steps in an interval.
 STEPS = 20
 
 
 def in_step(wall_ms: int, rng: Random, interval_s: float) -> float:
-    """A pause no longer than the interval, which ends on a step of the wall clock, drawn at random.
+    """A random pause, no longer than the interval, that ends on a step of the wall clock.
 
-    So the periodic transactions of a fleet's processes reach the store at the same moments, and a cluster handles many
-    transactions at once for little more than the cost of one. A wrong clock loses only that saving.
+    So the periodic transactions of a fleet's processes reach the store together, and a cluster handles many
+    simultaneous transactions at little more than the cost of one. A wrong clock only loses that saving.
     """
     pause_s = rng.uniform(0.9, 1.0) * interval_s
     return pause_s - (wall_ms / 1000 + pause_s) % (interval_s / STEPS)

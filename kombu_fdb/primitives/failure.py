@@ -1,7 +1,7 @@
-"""What is reported of an exception, by dead letters and by history: its class, its text and the end of its traceback.
+"""What dead letters and the history report of an exception: its class, its text and the end of its traceback.
 
-A user-defined class may raise in its ``__str__`` or in any other attribute, or end the program there. The error is
-reported nevertheless, and the message that caused it is handled as usual.
+A user-defined class may raise in its ``__str__`` or any other attribute, or exit the program there. The error is still
+reported, and the message that caused it is handled as usual.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def _guarded(ask: Callable[[], str]) -> str:
 
 
 def last_lines(text: str, most: int) -> str:
-    """The end of a text, in whole lines: a cut line may show a secret without the name by which it is found."""
+    """The end of a text, in whole lines: a cut line may show a secret without the name that reveals it as one."""
     return text if len(text) <= most else text[-most:].partition("\n")[2]
 
 
 def details_of(error: object, stack: str | None = None) -> dict[str, str]:
-    """The details of a death: the text; of an exception, its class; and the traceback, if one is given."""
+    """The details of a death: the error's text, its class if it is an exception, and the traceback if one is given."""
     details = {"error": text_of(error)}
     if isinstance(error, BaseException):
         details["error_class"] = class_of(error)

@@ -1,33 +1,32 @@
-"""Interruption: exceptions that may come at any line; and locks, and starts of threads, that survive them.
+"""Interruption: exceptions that may come at any line; and locks and thread starts that survive them.
 
 Python runs signal handlers between any two calls, so an exception from one (a soft time limit, ``KeyboardInterrupt``)
 may come at any line, as may one that kills a greenlet. The packages survive it by four rules:
 
-1. *One call into C.* What has one owner at a time (an ack, a claim) passes to the next one by a single call, such as
-   :func:`move`, during which no handler runs. It goes ``into`` a list that the next owner has already: what a function
-   returns is lost if an exception comes before its caller has given it a name.
-2. *The new owner first.* Where that takes two calls, the item is in both places in between, or under a name of its own
-   (*arriving*, *leaving*, *under way*, *suspect*), and the next turn or call goes on from there. To do a step twice
-   does no harm.
-3. *Undone twice.* What must not outlive a call, such as a lock, is undone by :func:`surely`: one exception can't cut
-   both short.
-4. *No wait for itself.* A handler runs inside the code that it interrupts, which goes on only when the handler has
-   ended. So a lock that this thread has or waits for already is refused at once (:class:`Lock`,
-   :attr:`FairLock.mine`).
+1. *One call into C.* An item with one owner at a time (an ack, a claim) passes to the next owner in a single call, such
+   as :func:`move`, during which no handler runs. It goes ``into`` a list that the next owner already has: a function's
+   return value is lost if an exception comes before its caller has assigned it.
+2. *The new owner first.* If that takes two calls, the item is in both places in between, or in a state of its own
+   (*arriving*, *leaving*, *under way*, *suspect*), and the next turn or call continues from there. Repeating a step is
+   harmless.
+3. *Undone twice.* :func:`surely` undoes what must not outlive a call, such as a lock, a second time if necessary: one
+   exception can't interrupt both.
+4. *No wait for itself.* A handler runs inside the code that it interrupts, which resumes only when the handler has
+   ended. So a lock that this thread already has or waits for is refused at once (:class:`Lock`, :attr:`FairLock.mine`).
 
 ``tests/kit/interruption.py`` raises an exception at each line in turn.
 
-Model of the lock. Between taking a lock and noting that it was taken an exception may come; hence there is no separate
+Model of the lock. An exception may come between taking a lock and noting that it was taken; hence there is no separate
 note here. A thread that wants the lock makes a :class:`Ticket` and appends it to a queue, in one call into C; *the head
-of the queue has the lock*. To release the lock is to remove the ticket and to wake the new head. Both may be done
-twice, and for a ticket that was never in the queue, so :meth:`FairLock.release` repairs whatever an interrupted
-``acquire`` or ``release`` has left behind. (``with`` on a ``threading.Lock`` depends on where the interpreter looks for
-signals; a ``Condition`` is not safe, as its own methods can be interrupted.)
+of the queue has the lock*. Releasing the lock means removing the ticket and waking the new head. Both may be repeated,
+even for a ticket that was never in the queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire``
+or ``release`` has left behind. (``with`` on a ``threading.Lock`` depends on where the interpreter looks for signals; a
+``Condition`` is not safe, as its own methods can be interrupted.)
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # C; what ``signal`` wraps with enums, which takes ten times as long
+import _signal  # type: ignore[import-not-found]  # C; ``signal`` wraps it with enums, which takes ten times as long
 import importlib
 import os
 import sys
@@ -45,7 +44,7 @@ T = TypeVar("T")
 
 
 def surely(work: Callable[[], T], undo: Callable[[], object]) -> T:
-    """Do ``work``, and in any case ``undo`` afterwards: again if an exception may have cut it short."""
+    """Do ``work``, and in any case ``undo`` afterwards: twice, if an exception may have interrupted it."""
     try:
         try:
             return work()
@@ -57,25 +56,25 @@ def surely(work: Callable[[], T], undo: Callable[[], object]) -> T:
 
 
 def move(source: deque[T], target: list[T], most: int | None = None) -> bool:
-    """Move items from the front, up to ``most``, to the end of ``target``. False if that is empty then.
+    """Move items from the front, up to ``most``, to the end of ``target``. False if ``target`` is then empty.
 
-    In one call into C, where no thread and no exception of a signal handler can come in: each item is in one of both.
+    In one call into C, which no thread or signal handler can interrupt: each item is in exactly one of the two.
     """
     try:  # noqa: SIM105 - suppress is Python
         target.extend(islice(iter(source.popleft, None), most))
-    except IndexError:  # there are no more; those before are in the target
+    except IndexError:  # no more items; the earlier ones are in the target
         pass
     return bool(target)
 
 
-#: The signals on which programs, and Celery's workers, end.
+#: The signals that end programs, including Celery's workers.
 ENDING = tuple(getattr(_signal, name) for name in ("SIGINT", "SIGTERM", "SIGQUIT") if hasattr(_signal, name))
 
 
 def undisturbed(work: Callable[[], T], signals: Iterable[int] = ENDING) -> T:
     """Do ``work``; in the main thread, the handlers of these signals run after it. Raises what they raise.
 
-    ``work`` must be over in a moment, and the handlers must have been set from Python, as Celery's are.
+    ``work`` must be short, and the handlers must have been set from Python, as Celery's are.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -86,7 +85,7 @@ def undisturbed(work: Callable[[], T], signals: Iterable[int] = ENDING) -> T:
     def note(number: int, frame: object) -> None:
         if os.getpid() == pid:
             came.append(number)
-        else:  # in a child that another thread has forked meanwhile
+        else:  # in a child that another thread has just forked
             handlers[number](number, frame)
 
     def hold() -> T:
@@ -99,7 +98,7 @@ def undisturbed(work: Callable[[], T], signals: Iterable[int] = ENDING) -> T:
 
     def reinstall() -> None:
         for number, handler in handlers.items():
-            if _signal.getsignal(number) is note:  # else a handler that came earlier has set another
+            if _signal.getsignal(number) is note:  # else an earlier handler has set another
                 _signal.signal(number, handler)
         while came:
             handler = _signal.getsignal(number := came.popleft())
@@ -118,16 +117,16 @@ def would_wait_for_itself() -> StoreError:
 
 
 class Lock:
-    """A lock for a ``with`` around lines that don't wait. It raises ``StoreError`` in a thread that has it.
+    """A lock for a ``with`` around lines that don't wait. Raises ``StoreError`` in a thread that already has it.
 
     Inside is an ``RLock``, as only that type knows its owner. ``with`` calls the methods of *that*: they are C, so no
-    exception of a signal handler comes between the lock and its release, and a method of ours would let one in.
+    signal handler's exception comes between the lock and its release; a Python method would let one in.
     """
 
     __slots__ = ("reentrant",)
 
     def __init__(self) -> None:
-        #: For lines that may run inside of the same lines, further up the stack.
+        #: For lines that may run inside the same lines, further up the stack.
         self.reentrant = threading.RLock()
 
     @property
@@ -143,7 +142,7 @@ class Lock:
 
 
 class Signal:
-    """Wakes one sleeping thread. Each method is one call into C, and setting it twice is setting it once."""
+    """Wakes one sleeping thread. Each method is one call into C, and setting it is idempotent."""
 
     __slots__ = ("_lock",)
 
@@ -158,7 +157,7 @@ class Signal:
             pass
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Sleep until it is set, and unset it. False if that did not happen within ``timeout_s`` (None: no limit)."""
+        """Sleep until it is set, and unset it. False if it was not set within ``timeout_s`` (None: no limit)."""
         return self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0))
 
 
@@ -173,7 +172,7 @@ class Ticket:
     thread = 0
 
     def listen(self) -> Signal:
-        """Call it before the check that decides whether to sleep: a wake-up from then on is not lost."""
+        """Call it before the check that decides whether to sleep: no later wake-up is lost."""
         if self._signal is None:
             self._signal = Signal()
         return self._signal
@@ -185,7 +184,7 @@ class Ticket:
 
 
 class FairLock:
-    """A lock that is handed to its waiters in the order they came; for threads and for greenlets."""
+    """A lock that its waiters get in the order of their arrival; for threads and greenlets."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or Clock()
@@ -204,7 +203,7 @@ class FairLock:
             return None
 
     def acquire(self, ticket: Ticket, timeout_s: float) -> bool:
-        """Take the lock. False if that takes over ``timeout_s``, or it is :attr:`mine`; then ``ticket`` has left."""
+        """Take the lock. False if that takes over ``timeout_s``, or if it is :attr:`mine`; then ``ticket`` has left."""
         queue, ticket.thread = self._queue, threading.get_ident()
         queue.append(ticket)
         return queue[0] is ticket or self._wait(ticket, self._clock.monotonic() + timeout_s)
@@ -216,7 +215,7 @@ class FairLock:
         return any(each.thread == thread for each in list(self._queue))
 
     def release(self, ticket: Ticket) -> None:
-        """Leave, whether ``ticket`` has the lock, waits for it, has left or never came."""
+        """Leave the queue, whether ``ticket`` has the lock, waits for it, has left or was never there."""
         ticket.over = True
         try:  # noqa: SIM105 - suppress takes longer than all of this
             self._queue.remove(ticket)
@@ -258,16 +257,16 @@ class FairLock:
 
 
 def start(thread: threading.Thread) -> None:
-    """``thread.start()``, before or after a signal handler.
+    """``thread.start()``, not interrupted by signal handlers.
 
-    An exception from one inside ``Thread.start`` of ``threading.py`` may come out as a ``KeyError`` or a
-    ``RuntimeError``, by which Celery would not recognise its soft time limit, and end the new thread.
+    A handler's exception inside ``Thread.start`` of ``threading.py`` may become a ``KeyError`` or a ``RuntimeError``,
+    in which Celery would not recognise its soft time limit, and may end the new thread.
     """
     undisturbed(thread.start, _signal.valid_signals())
 
 
 def instead_of_threads() -> str:
-    """``"gevent"`` or ``"eventlet"`` if it has replaced threads by greenlets, else nothing."""
+    """``"gevent"`` or ``"eventlet"`` if it has replaced threads with greenlets, else ""."""
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent is not None and gevent.is_module_patched("threading"):
         return "gevent"
@@ -275,14 +274,14 @@ def instead_of_threads() -> str:
 
 
 def start_native(run: Callable[[], object]) -> None:
-    """Run it in a native thread, even where gevent has replaced them. It keeps no process alive."""
+    """Run ``run`` in a native thread, even if gevent has replaced threads. It keeps no process alive."""
     importlib.import_module("gevent.monkey").get_original("_thread", "start_new_thread")(run, ())
 
 
 def in_hub() -> bool:
-    """Whether this is the event loop of gevent or eventlet, which runs signal handlers and must not wait here."""
+    """Whether this runs in the event loop of gevent or eventlet, which runs signal handlers and must not wait."""
     gevent, eventlet, hubs = (sys.modules.get(name) for name in ("gevent", "eventlet", "eventlet.hubs"))
     if gevent is not None and isinstance(gevent.getcurrent(), gevent.hub.Hub):
         return True
-    hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)  # get_hub would make one for this thread
+    hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)  # get_hub would create one for this thread
     return eventlet is not None and hub is not None and hub.greenlet is eventlet.getcurrent()

@@ -1,13 +1,12 @@
-"""Secrets in what people may see of a message: headers, properties, errors, tracebacks, arguments of queues.
+"""Masking: secrets are hidden in what people may see: headers, properties, errors, tracebacks, arguments of queues.
 
-A value is a secret if its name sounds like one, wherever it stands: in a header, in a dict inside a header, in a text
-as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects from looks over a shoulder and from
-screenshots, not from a user who may read the store: a secret without a telling name is not found. A store's own URL is
-masked in ``settings/location.py``.
+A value is a secret if its name sounds like one, wherever it is: in a header, in a dict inside a header, in a text as
+``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects against a look over the shoulder and in
+screenshots, not against a user who may read the store; a secret without a telling name is not found.
+``settings/location.py`` masks a store's own URL.
 
-In a text, the value is all that may belong to it. That is a quoted string, a bracket or a ``repr`` up to its end, and
-if that was cut off, the rest of the text. For a header that carries credentials it is the rest of the line; else the
-next word.
+In a text, the value is everything that may belong to it: a quoted string, a bracket or a ``repr`` up to its end, or, if
+that was cut off, the rest of the text; the rest of the line for a header with credentials; else the next word.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _QUOTE = re.compile(r"[bBrRuUfF]{0,2}(\\?[\"'])")
 _PEM = re.compile(r"-----BEGIN[^-]{0,100}-----(?:(?!-----END)[\s\S])*(?:-----END[^-]{0,100}-----)?")
 _WORD = re.compile(r"(?:(?:bearer|basic|digest|token|apikey)\s{1,5})?[^\s&]{1,10000}", re.IGNORECASE)
 _BRACKETS = {"[": "]", "{": "}", "(": ")", "<": ">"}
-#: A bracket, as that of a list; for a ``repr`` with the name that it calls or subscribes: ``User(name='x')``.
+#: An opening bracket, as of a list; in a ``repr``, with the name before it: ``User(name='x')``.
 _CALLED = re.compile(r"[\w.]{0,200}[\[{(]|<")
 _TOKENS = re.compile(r"[bBrRuUfF]{0,2}\\?[\"']|[\[\]{}()<>]")
 
@@ -60,7 +59,7 @@ def masked(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def plain(text: str) -> str:
-    """The text with characters escaped that end a line, colour a terminal or turn the direction of writing."""
+    """The text, with characters escaped that end a line, colour a terminal or reverse the writing direction."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -127,11 +126,11 @@ def _masked_url(found: re.Match[str]) -> str:
         end = len(rest)
     else:
         return found[0]
-    if found["scheme"].lower() in {"http", "https"}:  # there tokens stand in the user's place
+    if found["scheme"].lower() in {"http", "https"}:  # there a token may replace the user
         return f"{found['scheme']}://{MASK}{rest[end:]}"
     return f"{found['scheme']}://{user}:{MASK}{rest[end:]}" if ":" in rest[:end] else found[0]
 
 
 def _is_cut(found: re.Match[str]) -> bool:
-    """Whether the text may have been cut off inside it: stored errors and arguments have a maximum length."""
+    """Whether the text may have been cut off inside the URL: stored errors and arguments have a maximum length."""
     return found.end() == len(found.string) or found["rest"].endswith("...")

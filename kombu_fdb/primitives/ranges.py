@@ -1,9 +1,8 @@
-"""The one place that says what a number or a name may be. Code that accepts one from outside checks it here, at once.
+"""The only place that says what a number or a name may be. Code that accepts one from outside checks it here at once.
 
-The ranges are those that everything inside the edge can hold, with room to spare: a key's integer (below 2**64 - 1), a
-record's (64 bits), JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people are shown (year 9999). So
-every accepted value can be stored, read, waited for and shown. Decoders accept more than this where an older celery-fdb
-let more in.
+The ranges fit into everything inside, with room to spare: a key's integer (below 2**64 - 1), a record's (64 bits),
+JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people see (year 9999). So every accepted value can
+be stored, read, waited for and shown. Decoders accept more if an older celery-fdb did.
 
 ===================== ===========================================================================
 moment                wall clock, milliseconds since 1970, up to :data:`LATEST_MS`
@@ -13,7 +12,7 @@ name                  UTF-8 up to :data:`~kombu_fdb.model.LONGEST_NAME` bytes: q
 key, id               UTF-8 up to :data:`~kombu_fdb.model.LONGEST_KEY` or ``LONGEST_TASK_ID`` bytes
 ===================== ===========================================================================
 
-A value out of range is an ``InvalidArgument`` that names the field and what it takes; a text that is too long is a
+A value out of range raises an ``InvalidArgument`` that names the field and its range; a text that is too long raises a
 ``QueueError``.
 """
 
@@ -31,9 +30,9 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.primitives.masking import plain
 
-#: The largest whole number that JSON carries everywhere.
+#: The largest whole number that every JSON parser preserves.
 MOST = 2**53 - 1
-#: The end of the year 9999, UTC: the last moment that a date can show.
+#: The end of the year 9999, UTC: the last time that a date can represent.
 LATEST_MS = 253_402_300_799_999
 #: A hundred years.
 LONGEST_MS = 100 * 366 * 86_400_000
@@ -53,7 +52,7 @@ def is_number(value: object, least: float, most: float) -> bool:
 
 
 def number(name: str, value: Any, unit: str, *, most: float, least: float = 0) -> float:
-    """The number that ``value`` is or spells: for fields that others write as texts. Raises ``InvalidArgument``."""
+    """The number that ``value`` is or spells, for fields that others write as text. Raises ``InvalidArgument``."""
     found = _spelled(value)
     if not least <= found <= most:
         from_least = f"from {least:,.10g} " if least >= 0 else ""
@@ -88,7 +87,7 @@ def milliseconds(name: str, seconds: Any) -> int:
 
 
 def moment(name: str, value: int) -> int:
-    """A moment in milliseconds. Raises ``InvalidArgument``."""
+    """A time in milliseconds since 1970. Raises ``InvalidArgument``."""
     if not is_whole(value, 0, LATEST_MS):
         raise InvalidArgument(
             f"{name} is not a time that can be stored",
@@ -102,7 +101,7 @@ def moment(name: str, value: int) -> int:
 
 
 class Kind(NamedTuple):
-    """What a field takes: in words, and as a check of it. ``fix``: advice if something else was given."""
+    """What a field accepts: in words, and as a check. ``fix``: advice for any other value."""
 
     what: str
     accepts: Callable[[Any], bool]
@@ -129,7 +128,7 @@ PRIORITY = Kind.whole("0 to 9", NO_PRIORITY, URGENT)
 
 
 def refused(schema: Mapping[str, Kind], values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Kind]]:
-    """Name, value and kind of each value that its kind does not take. Names that are not in the schema pass."""
+    """Name, value and kind of each value that its kind does not accept. Names that are not in the schema pass."""
     for name, value in values.items():
         kind = schema.get(name)
         if kind is not None and not kind.accepts(value):
@@ -137,7 +136,7 @@ def refused(schema: Mapping[str, Kind], values: Mapping[str, Any]) -> Iterator[t
 
 
 def check_fields(schema: Mapping[str, Kind], of: object) -> None:
-    """Check these attributes of a value. Raises ``InvalidArgument`` for the first that its kind does not take."""
+    """Check these attributes of a value. Raises ``InvalidArgument`` for the first that its kind does not accept."""
     for name, value, kind in refused(schema, {name: getattr(of, name) for name in schema}):
         fix = {"fix": kind.fix} if kind.fix else {}
         raise InvalidArgument(f"{name} must be {kind.what}", given=shown(value), **fix)
@@ -147,13 +146,13 @@ def check_fields(schema: Mapping[str, Kind], of: object) -> None:
 
 
 def check_text(name: str, value: object, longest: int) -> None:
-    """Raises ``InvalidArgument`` for what is no text in UTF-8, ``QueueError`` for a text over ``longest`` bytes."""
+    """Raises ``InvalidArgument`` unless it is UTF-8 text, ``QueueError`` if that is over ``longest`` bytes."""
     if len(utf8(name, value)) > longest:
         raise QueueError(f"the {name} is too long", given=shown(value), fix=f"At most {longest} bytes of UTF-8.")
 
 
 def utf8(name: str, value: object) -> bytes:
-    """A text's bytes. Raises ``InvalidArgument`` for what is no text, or has no UTF-8 form."""
+    """A text's bytes. Raises ``InvalidArgument`` unless it is text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a string", given=shown(value), fix=f"Try str({name}).")
     try:
@@ -168,7 +167,7 @@ def utf8(name: str, value: object) -> bytes:
 
 
 class Shown(str):
-    """A given value as an error's attribute: text that is quoted already, and not once more when it is printed."""
+    """A given value as an error's attribute: text that is already quoted, and is not quoted again when printed."""
 
     __slots__ = ()
 

@@ -1,17 +1,17 @@
-"""A bell: how one thread lets another, or an event loop, know that there is something to do.
+"""A bell: how one thread tells another, or an event loop, that there is something to do.
 
-It is a flag with a socket pair behind it, because three kinds of sleepers must be woken in the same way. They are a
-thread, a ``kombu.asynchronous.Hub`` that watches file descriptors, and a greenlet, whose locks must not be touched from
-the native threads in which stores report changes.
+It is a flag with a socket pair behind it, because three kinds of sleepers must be woken in the same way: a thread, a
+``kombu.asynchronous.Hub`` that watches file descriptors, and a greenlet, whose locks must not be touched from the
+native threads in which stores report changes.
 
-Protocol of the sleeper: ``clear``, look whether there is work, and only if there is none ``wait``. Protocol of the
-others: make the work visible, then ``ring``. A ring between ``clear`` and ``wait`` ends the wait at once, so nothing is
-lost; a second ring before the next ``clear`` costs nothing.
+Protocol of the sleeper: ``clear``, check for work, and only if there is none, ``wait``. Protocol of the ringers: make
+the work visible, then ``ring``. A ring between ``clear`` and ``wait`` ends the wait at once, so nothing is lost; a
+second ring before the next ``clear`` costs nothing.
 
-A ringer sets the flag first, and only then sends a byte; ``clear`` removes the bytes first, and then the flag. So a
-bell that is rung has its byte, or gets it in a moment. The opposite can happen: a ring that was cleared before it had
-sent leaves a byte in a bell that is not rung. The sleeper that it wakes takes it out; otherwise each of its sleeps
-would end at once, until the next ring.
+A ringer first sets the flag, then sends a byte; ``clear`` first removes the bytes, then the flag. So a rung bell has
+its byte, or gets it in a moment. The opposite can happen: a ring that is cleared before it has sent leaves a byte in a
+bell that is not rung. The sleeper that it wakes removes that byte; otherwise each of its sleeps would end at once,
+until the next ring.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Bell:
         self._ringing.setblocking(False)
         self._rung = False
         self._sent = False
-        #: Waits under way. An event loop that watches the descriptor counts as a wait without an end.
+        #: The current waits. An event loop that watches the descriptor counts as an endless wait.
         self._sleepers: set[object] = set()
-        # Sockets that are collected together with their bell would warn that they were not closed.
+        # Sockets that are collected with their bell would warn that they were not closed.
         weakref.finalize(self, _close, self._ringing, self._listening).atexit = False
 
     def fileno(self) -> int:
-        """Readable while rung, from now on."""
+        """The descriptor, which from now on is readable while the bell is rung."""
         self._sleepers.add(None)
         if self._rung:
             self._ring()
@@ -60,7 +60,7 @@ class Bell:
 
     def _ring(self) -> None:
         self._rung = True
-        # In this order: a sleeper that comes in between sees that it is rung.
+        # In this order: a sleeper that arrives in between sees that it is rung.
         if self._sleepers:
             self._sent = True
             with contextlib.suppress(OSError):
@@ -71,13 +71,13 @@ class Bell:
         watched = None in self._sleepers
         if not (self._rung or watched):
             return
-        # In this order: a ring in between does not send, but its work is seen by the look that follows.
+        # In this order: a ring in between sends nothing, but the check that follows sees its work.
         try:
             if self._sent or watched:
                 self._take_bytes()
                 self._sent = False
             self._rung = False
-        except BaseException:  # from a signal handler: no look follows
+        except BaseException:  # from a signal handler: no check follows
             self._ring()
             raise
 
@@ -90,18 +90,18 @@ class Bell:
             try:
                 self._take_bytes()
             finally:
-                if self._rung:  # rung meanwhile: that byte may have been taken as well
+                if self._rung:  # rung since: its byte may have been taken as well
                     self._ring()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Sleep until rung, at most ``timeout_s`` seconds. False if it was not. Does not clear."""
+        """Sleep until rung, at most ``timeout_s`` seconds. False if it was not rung. Does not clear."""
         return self._rung or wait_for((self,), timeout_s)
 
     def close(self) -> None:
-        """Idempotent. From now on every wait ends at once.
+        """End every wait, from now on at once. Idempotent.
 
-        The descriptor stays until the bell is collected: a sleeper may be about to sleep on its number, which another
-        file would get.
+        The descriptor stays open until the bell is collected: a sleeper may be about to sleep on its number, which
+        another file would otherwise get.
         """
         self._rung = True
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def _close(*sockets: socket.socket) -> None:
 
 
 def wait_for(bells: Sequence[Bell], timeout_s: float | None) -> bool:
-    """Sleep until one of them is rung, at most ``timeout_s`` seconds. Clears none. False if none was."""
+    """Sleep until one of them is rung, at most ``timeout_s`` seconds. Clears none. False if none was rung."""
     sleeper = object()
     try:
         for bell in bells:
@@ -135,12 +135,12 @@ def wait_for(bells: Sequence[Bell], timeout_s: float | None) -> bool:
 
 
 def readable(timeout_s: float | None, *descriptors: int) -> bool:
-    """Whether something can be read within ``timeout_s`` seconds; False also if one was closed meanwhile.
+    """Whether any descriptor becomes readable within ``timeout_s`` seconds; False also if one is closed.
 
-    Not a read with a timeout: a timeout is the socket's, and others use it meanwhile.
+    Not a read with a timeout: a timeout belongs to the socket, which other threads use.
     """
     try:
-        # Looked up at each call: gevent replaces it and has no ``epoll``, eventlet takes ``poll`` away.
+        # Looked up at each call: gevent replaces it and has no ``epoll``, eventlet removes ``poll``.
         poll = getattr(select, "poll", None)
         if poll is None:  # also on Windows
             return bool(select.select(descriptors, [], [], timeout_s)[0])
@@ -156,7 +156,7 @@ R = TypeVar("R")
 
 
 def weakly(method: Callable[..., R], *args: Any, otherwise: R) -> Callable[[], R]:
-    """``method(*args)`` of a bound method; ``otherwise`` once its object was collected.
+    """A call of the bound ``method(*args)``, which returns ``otherwise`` once its object has been collected.
 
     For timers and watches, which outlive the connections they serve and must not keep them alive.
     """

@@ -1,1 +1,1 @@
-"""Exchanges, bindings and queue declarations: shared by all processes, kept in the store."""
+"""Exchanges, bindings and queue declarations, which all processes share through the store."""

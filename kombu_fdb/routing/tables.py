@@ -1,21 +1,20 @@
-"""Routing: from an exchange and a routing key to queues, with tables that are read again when their epoch changes.
+"""Routing: from an exchange and a routing key to queues, by tables that are reloaded when their epoch changes.
 
-Patterns. Which routing keys a binding matches (https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges):
+Patterns. The routing keys that a binding matches (https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges):
 
 * direct: the keys are equal.
 * fanout: always.
-* topic: words separated by dots; in the binding ``*`` stands for exactly one word, ``#`` for any number, including
-  none.
+* topic: words separated by dots; in the binding, ``*`` matches exactly one word, ``#`` any number, including none.
 
 Tables. A process caches each exchange with its bindings, under the exchange's epoch: a key that every change of that
 exchange sets to its versionstamp. A publish to a named exchange reads the epoch in its transaction, as a conflict, and
-reloads the exchange if the epoch has changed. So a binding applies exactly from the commit that makes it to the one
-that removes it. A client that binds its reply queue and then sends its request gets every answer, and no message comes
-to a queue that was deleted before it. A burst of short-lived reply queues reloads only their own exchange.
+reloads the exchange if the epoch has changed. So a binding applies exactly from the commit that creates it to the one
+that removes it. A client that binds its reply queue and then sends its request gets every answer, and a deleted queue
+gets no later message. A burst of short-lived reply queues reloads only their own exchange.
 
-Bindings are matched once for each routing key, before the transaction (:meth:`RoutingTables.prepare`) and with the
-tables that this process has: so even very many bindings cost a transaction no time. If the tables turn out to have
-changed, the bindings are matched inside the transaction, and its next attempt finds the result.
+Bindings are matched once for each routing key, before the transaction (:meth:`RoutingTables.prepare`) and by the tables
+that this process has: so even very many bindings cost a transaction no time. If the tables have changed, the bindings
+are matched inside the transaction, and its next attempt finds the result.
 
 Declarations of queues are cached for a second: the arguments a publish needs (time to live, limits) change rarely, and
 the most frequent publish, to a queue through the default exchange, should read nothing.
@@ -53,7 +52,7 @@ def matches(exchange_type: str, binding_key: str, routing_key: str) -> bool:
 
 @lru_cache(4096)
 def _words(key: str) -> tuple[str, ...]:
-    """RabbitMQ: the empty key has no word."""
+    """The empty key has no words (RabbitMQ)."""
     return tuple(key.split(".")) if key else ()
 
 
@@ -72,12 +71,12 @@ def _parts(binding: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _topic_matches(parts: Sequence[tuple[str, ...]], key: tuple[str, ...]) -> bool:
-    """The first part stands at the beginning, the last at the end, the others in this order between them.
+    """The first part must match at the beginning, the last at the end, the others in this order between them.
 
     Each of those is matched as early as possible: the words before it belong to the ``#``, and a later match would
-    leave fewer to the next part. So it takes at most as many steps as the key has words times the binding (a regular
-    expression with several ``#`` takes exponential time, and following all ways to match at once is still quadratic in
-    the binding).
+    leave fewer for the next part. So it takes at most as many steps as the product of both word counts (a regular
+    expression with several ``#`` takes exponential time, and following all possible matches at once is still quadratic
+    in the binding).
     """
     first, *others = parts
     if not others:
@@ -104,7 +103,7 @@ def _fits(part: tuple[str, ...], key: tuple[str, ...], at: int) -> bool:
 
 V = TypeVar("V")
 
-#: How long a declaration is believed, in seconds.
+#: How long a cached declaration is valid, in seconds.
 DECLARATION_AGE_S = 1.0
 #: How many declarations are remembered; reply queues come and go.
 MOST_DECLARATIONS = 10_000
@@ -112,8 +111,8 @@ MOST_DECLARATIONS = 10_000
 MOST_EXCHANGES = 1_000
 #: How many routing keys are remembered for an exchange; some applications use one for each message.
 MOST_ROUTES = 1_000
-#: Messages that expire within this time are soon gone: Celery's remote control gives its messages as long, an
-#: ``rpc://`` result a day.
+#: Messages that expire within this time are soon gone: Celery's remote control messages do, ``rpc://`` results take a
+#: day.
 SOON_MS = 300_000
 #: Arguments that are used in arithmetic.
 _WHOLE_NUMBERS = (
@@ -141,7 +140,7 @@ class Exchange:
 
     @property
     def alternate(self) -> str | None:
-        """``alternate-exchange``: where messages go that reach no queue. "" is none, as in RabbitMQ."""
+        """``alternate-exchange``: where messages go that reach no queue. "" means none, as in RabbitMQ."""
         given = self.arguments.get("alternate-exchange")
         return given if isinstance(given, str) else None
 
@@ -189,14 +188,14 @@ class QueueDeclaration:
 
     @classmethod
     def if_readable(cls, name: str, value: bytes | None) -> QueueDeclaration | None:
-        """The stored declaration; None if there is none, and if it can't be read, so that no work stops for it."""
+        """The stored declaration; None if there is none, or if it can't be read, so that no work stops for it."""
         return None if value is None else read_or(None, cls.decode, name, value)
 
-    # Read for each message, hence cached.
+    # Used for each message, hence cached.
 
     @cached_property
     def message_ttl_ms(self) -> int | None:
-        """``x-message-ttl``; what no queue can be declared with any more is read as the nearest value in range."""
+        """``x-message-ttl``; an old declaration's value out of range is read as the nearest value in range."""
         ttl_ms = self.arguments.get("x-message-ttl")
         return None if ttl_ms is None else min(max(ttl_ms, 0), LONGEST_MS)
 
@@ -212,7 +211,7 @@ class QueueDeclaration:
 
     @cached_property
     def max_priority(self) -> int:
-        """``x-max-priority``; the most urgent there is if not set."""
+        """``x-max-priority``; the highest priority if not set."""
         return int(self._given("x-max-priority", URGENT))
 
     @property
@@ -221,7 +220,7 @@ class QueueDeclaration:
         return str(self._given("x-overflow", "drop-head"))
 
     def delivery_limit(self, default: int | None) -> int | None:
-        """``x-delivery-limit``; negative is none, as in RabbitMQ."""
+        """``x-delivery-limit``; a negative one means no limit, as in RabbitMQ."""
         limit = self._given("x-delivery-limit", default)
         return None if limit is None or limit < 0 else limit
 
@@ -232,7 +231,7 @@ class QueueDeclaration:
 
     @property
     def dead_letter_routing_key(self) -> str | None:
-        """``x-dead-letter-routing-key``; None if not set: the message's own."""
+        """``x-dead-letter-routing-key``; None if not set: the message's own applies."""
         return self._text("x-dead-letter-routing-key")
 
     def _text(self, argument: str) -> str | None:
@@ -250,7 +249,7 @@ class QueueDeclaration:
 
     @property
     def can_vanish(self) -> bool:
-        """Whether it is deleted when it is unused."""
+        """Whether it is deleted when it becomes unused."""
         return self.auto_delete or self.exclusive or self.expires_ms is not None
 
     @property
@@ -309,7 +308,7 @@ class RoutingTables:
         self._keys = keys
         self.clock = clock
         self._loaded: dict[str, _CachedExchange] = {}
-        #: Until when each is believed, by the monotonic clock.
+        #: Until when each is valid, by the monotonic clock.
         self.declarations: dict[str, tuple[float, QueueDeclaration]] = {}
         self._controls: dict[str, tuple[float, QueueControl]] = {}
 
@@ -318,14 +317,14 @@ class RoutingTables:
     def route(self, tr: Transaction, exchange: str, routing_key: str) -> list[str]:
         """The queues a message reaches, each once. Raises ``ExchangeNotFound``, and ``FormatError``.
 
-        A message that reaches none goes on to the alternate exchange, if that exists and was not tried before.
+        A message that reaches none continues to the alternate exchange, if that exists and has not been tried.
         """
         return self.routes(tr, [(exchange, routing_key)])[0]
 
     def routes(self, tr: Transaction, addresses: Sequence[tuple[str, str]]) -> list[list[str]]:
         """:meth:`route` for several exchanges and routing keys, in their order.
 
-        One round trip if no exchange has changed, and one more for each alternate exchange in a row.
+        One round trip if no exchange has changed, and another for each successive alternate exchange.
         """
         return [*map(self._routes(tr, dict.fromkeys(addresses)).__getitem__, addresses)]
 
@@ -347,7 +346,7 @@ class RoutingTables:
         return reached
 
     def prepare(self, exchange: str, routing_key: str) -> None:
-        """Match now, outside of any transaction, what a publish will ask for, by the tables as last read."""
+        """Match now, outside any transaction, what a publish will need, by the tables as last read."""
         loaded = self._loaded.get(exchange)
         if loaded is not None:
             loaded.route(routing_key)
@@ -381,7 +380,7 @@ class RoutingTables:
         return None if value is None else QueueDeclaration.decode(name, value)
 
     def forget_queue(self, name: str) -> None:
-        """Read the declaration again next time: this process changed it."""
+        """Have the declaration read again next time, as this process has changed it."""
         self.declarations.pop(name, None)
         self._controls.pop(name, None)
 
@@ -390,7 +389,7 @@ class RoutingTables:
         return self.known(name) or self.queues(tr, [name])[name]
 
     def known(self, name: str) -> QueueDeclaration | None:
-        """:meth:`queue` without asking the store; None if it has to be asked."""
+        """:meth:`queue` without a read; None if the cache lacks it."""
         known = self.declarations.get(name)
         return known[1] if known is not None and self.clock.monotonic() < known[0] else None
 
@@ -407,7 +406,7 @@ class RoutingTables:
         return self._believed(self.declarations, names, read)
 
     def controls(self, tr: Transaction, queues: Collection[str]) -> dict[str, QueueControl]:
-        """The controls of these queues; believed as long as a declaration, and read in one round trip."""
+        """The controls of these queues, cached as long as a declaration, and read in one round trip."""
 
         def read(asked: list[str]) -> list[QueueControl]:
             return [*map(control_of, tr.get_many([self._keys.control(queue) for queue in asked], snapshot=True))]

@@ -2,8 +2,8 @@
 
 A publish routes each message and stores a copy in each queue it reaches. To the default exchange it reads nothing and
 never conflicts: the position is the versionstamp of the commit, so queue order is commit order. (Reading the last index
-and adding a random suffix would cost a read and lose the order.) A named exchange costs one snapshot read, of its
-epoch; see ``routing/tables.py``.
+and adding a random suffix would cost a read and lose the order.) A named exchange costs one read, of its epoch, as a
+conflict; see ``routing/tables.py``.
 
 Dedup: a message is stored once, however often it is published within a window. Guarantee: ONCE-PUBLISHED.
 
