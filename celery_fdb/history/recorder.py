@@ -97,8 +97,6 @@ CLOCK = Clock()
 #: Characters of arguments that are kept, and how many followers of a task. An error and its traceback are cut as in a
 #: dead letter. A traceback is cut to its end, every other text to its beginning.
 ARGUMENTS_LENGTH, MOST_FOLLOWERS = 1_024, 20
-#: A text without any of these, in small letters, names no secret (``primitives/masking.py``).
-HINTS = ("auth", "pass", "pw", "secret", "token", "cookie", "credential", "key", "session", "://")
 
 
 #: What is read from a request when its run ends: bounded texts, numbers, and tuples of them, in the order of
@@ -231,13 +229,7 @@ def _argument(text: str, options: History) -> str:
 
 def _shown(text: str, most: int, *, end: bool = False) -> str:
     """The text without the secrets that it names."""
-    if not text:
-        return ""
-    small = text.lower()
-    for hint in HINTS:
-        if hint in small:
-            return bounded(masked_text(text), most, end=end)
-    return bounded(text, most, end=end)
+    return bounded(masked_text(text), most, end=end) if text else ""
 
 
 def _moment(seconds: Any) -> int:

@@ -14,7 +14,8 @@ SECRET = "hunter2"
 
 NAMES = (
     *("password", "DB_PASSWORD", "x-auth-token", "Authorization", "api_key", "apiKey", "X-API-Key", "client_secret"),
-    *("aws_access_key_id", "private-key", "Set-Cookie", "credentials", "passphrase", "passwd"),
+    *("aws_access_key_id", "private-key", "Set-Cookie", "credentials", "passphrase", "passwd", "pwd", "session_id"),
+    *("cook\u0131e", "credent\u0130al", "\u017fecret", "to\u212aen"),  # in any case, as ``re.IGNORECASE`` has it
 )
 
 
