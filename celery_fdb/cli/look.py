@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from time import monotonic
 
 import click
 from rich.console import Group, RenderableType
@@ -151,22 +150,19 @@ def limits_of(limits: KeyLimits | None) -> str:
 def sessions(invocation: Invocation) -> Answer:
     """List the consumer processes, and how many messages each one holds."""
     overview = look(invocation.broker, held=True)
-    found = overview.sessions
-    shown = session_table(found, {each.id: overview.heard_s(each) for each in found})
-    return Answer(overview.as_json()["sessions"], [shown])
+    return Answer(overview.as_json()["sessions"], [session_table(overview)])
 
 
-def session_table(sessions: list[SessionFacts], quiet_s: Mapping[str, float | None]) -> Table:
-    """The table of sessions. ``quiet_s``: by session, the seconds since its last heartbeat."""
+def session_table(overview: Overview) -> Table:
     return table(
         "session host >pid program >leased >ttl >heard state queues",
         [
             (
                 *(each.id[:12], each.host, str(each.pid or ""), each.program, each.held, f"{each.ttl_s:g} s"),
-                *_heard(each, quiet_s.get(each.id)),
+                *_heard(each, overview.heard_s(each)),
                 ", ".join(name for name in each.consumed if not is_internal(name)),
             )
-            for each in sessions
+            for each in overview.sessions
         ],
     )
 
@@ -178,11 +174,6 @@ def _heard(session: SessionFacts, quiet_s: float | None) -> tuple[str, str]:
 
 
 # -- top ---------------------------------------------------------------------------------------------------------------
-
-
-Speeds = dict[str, dict[str, float]]
-KeySpeeds = dict[str, Speeds]
-Look = tuple[Overview, Speeds, KeySpeeds, dict[str, float]]
 
 
 @command()
@@ -201,11 +192,12 @@ def top(invocation: Invocation, *, interval: float, iterations: int | None, once
         _watch(invocation, _looks(invocation, interval, 1 if once else iterations, keys))
 
 
-def _watch(invocation: Invocation, looks: Iterator[Look]) -> None:
+def _watch(invocation: Invocation, looks: Iterator[tuple[Overview, Overview]]) -> None:
     if invocation.as_json:
-        for overview, speeds, by_key, silent_s in looks:
-            found = {**overview.as_json(), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
-            invocation.print_json(found)
+        for overview, before in looks:
+            rates = {"rates": overview.rates(before), "key_rates": overview.key_rates(before)}
+            silent_s = {each.id: overview.heard_s(each) for each in overview.sessions}
+            invocation.print_json({**overview.as_json(), **rates, "silent_s": silent_s})
         return
     with Live(console=invocation.console, auto_refresh=False, screen=False) as live:
         for each in looks:
@@ -214,27 +206,24 @@ def _watch(invocation: Invocation, looks: Iterator[Look]) -> None:
         invocation.console.line()  # Live ends only a terminal's last line
 
 
-def _looks(invocation: Invocation, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
+def _looks(
+    invocation: Invocation, interval_s: float, number: int | None, keys: int
+) -> Iterator[tuple[Overview, Overview]]:
+    """Each look, with the one before it; the first one with itself."""
     before = None
-    #: By session: its beat, and when this process first saw it.
-    seen: dict[str, tuple[bytes, float]] = {}
     pause = threading.Event()
     for looks in count(1):
         overview = look(invocation.broker, top_keys=keys, held=True)
-        before = overview if before is None else before
-        now_s = monotonic()
-        beats = [(each.id, each.beat, seen.get(each.id, (b"", now_s))) for each in overview.sessions]
-        seen = {session: was if was[0] == beat else (beat, now_s) for session, beat, was in beats}
-        silent_s = {session: now_s - since_s for session, (_, since_s) in seen.items()}
-        yield overview, overview.rates(before), overview.key_rates(before), silent_s
+        yield overview, before or overview
         before = overview
         if looks == number:
             return
         pause.wait(interval_s)
 
 
-def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dict[str, float]) -> Group:
-    parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.own_queues, speeds)]
+def _screen(overview: Overview, before: Overview) -> Group:
+    parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.own_queues, overview.rates(before))]
+    by_key = overview.key_rates(before)
     rows = [
         (
             *(queue.name, *_counts(key, each)),
@@ -247,5 +236,5 @@ def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dic
     if rows:
         parts += ["", table(f"queue key >ready >leased{KEY_SPEEDS} note", rows)]
     if overview.sessions:
-        parts += ["", session_table(overview.sessions, silent_s)]
+        parts += ["", session_table(overview)]
     return Group(*parts)

@@ -124,9 +124,29 @@ def test_sessions_show_who_holds_what(run, broker):
 def test_a_table_of_sessions_hides_queues_that_celery_made_for_itself(broker):
     broker.queue("jobs").put("a")
     broker.queue("jobs").take(0)
-    (seen,) = look(broker).sessions
-    shown = session_table([dataclasses.replace(seen, consumed=("jobs", "w@h.celery.pidbox"))], {})
+    seen = look(broker)
+    (session,) = seen.sessions
+    consumed = ("jobs", "w@h.celery.pidbox")
+    shown = session_table(dataclasses.replace(seen, sessions=[dataclasses.replace(session, consumed=consumed)]))
     assert list(shown.columns[-1].cells) == ["jobs"]
+
+
+def test_a_session_that_was_not_heard_for_its_ttl_is_silent_everywhere(run, broker, monkeypatch):
+    broker.queue("jobs").put("x")
+    broker.queue("jobs").take(0)
+    assert " alive " in run("sessions").out
+    told = broker.inspect.sessions
+
+    def late(**options):
+        return [
+            dataclasses.replace(each, beat_ms=each.beat_ms - int(each.ttl_s * 1000) - 1000) for each in told(**options)
+        ]
+
+    monkeypatch.setattr(type(broker.inspect), "sessions", lambda _, **options: late(**options))
+    assert " silent " in run("sessions").out
+    assert " silent " in run("top", "--once").out
+    seen = look(broker)
+    assert [each.state(seen.heard_s(each)) for each in seen.sessions].count("silent") == 1
 
 
 @pytest.mark.parametrize(("quiet_s", "state"), [(0.0, "alive"), (29.0, "alive"), (31.0, "silent"), (None, "alive")])
