@@ -33,7 +33,7 @@ from prometheus_client.registry import Collector
 from celery_fdb import brokers
 from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, look
 from kombu_fdb import Broker
-from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
+from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals, growth
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import Clock
 
@@ -74,14 +74,7 @@ class Rates:
 
 
 def _growth(before: Mapping[str, int], now: Mapping[str, int]) -> Counter[str]:
-    """The growth by event. A counter below its last value was folded into the others, and began anew."""
-    return Counter(
-        {
-            event: number - (was if number >= was else 0)
-            for event, number in now.items()
-            for was in [before.get(event, 0)]
-        }
-    )
+    return Counter({event: growth(before.get(event, 0), number) for event, number in now.items()})
 
 
 def _sum(totals: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -143,20 +136,32 @@ def make_collector(url: str, *, keys: int = KEYS, **options: Any) -> BrokerColle
     return BrokerCollector(lambda: Broker.open(url, **options), keys=keys)
 
 
-class BrokerCollector(Collector):
-    """Thread-safe. Holds one connection to the store from the first scrape on."""
+class StoreCollector(Collector):
+    """A collector that opens the broker when it is first scraped, and again after a failure. Thread-safe."""
 
-    def __init__(self, open_broker: Callable[[], Broker], *, keys: int = KEYS) -> None:
-        """``keys``: how many keys of each queue have series of their own, the longest and the busiest; 0 for none."""
-        self._holding = brokers.LazyBroker(open_broker)
-        self._keys = keys
-        self._rates = Rates(QUEUES)
-        self._key_rates: dict[str, Rates] = {}
+    def __init__(self, open_: Callable[[], Broker]) -> None:
+        self._lazy_broker = brokers.LazyBroker(open_)
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
         """The metrics without values: so a registry does not scrape at registration."""
         return []
+
+    def close(self) -> None:
+        """Close the broker."""
+        with self._lock:
+            self._lazy_broker.close()
+
+
+class BrokerCollector(StoreCollector):
+    """Collects the metrics of a broker's queues, keys and sessions."""
+
+    def __init__(self, open_: Callable[[], Broker], *, keys: int = KEYS) -> None:
+        """``keys``: how many keys of each queue have series of their own, the longest and the busiest; 0 for none."""
+        super().__init__(open_)
+        self._keys = keys
+        self._rates = Rates(QUEUES)
+        self._key_rates: dict[str, Rates] = {}
 
     def collect(self) -> Iterator[Metric]:
         clock = Clock()
@@ -170,11 +175,11 @@ class BrokerCollector(Collector):
     def _look(self) -> Overview | None:
         with self._lock:
             try:
-                overview = look(self._holding.broker(), top_keys=self._keys)
+                overview = look(self._lazy_broker.broker(), top_keys=self._keys)
                 self._count(overview)
                 return overview
             except KombuFDBError:
-                self._holding.close()  # the next store may be another one, or this process a forked child
+                self._lazy_broker.close()  # the next store may be another one, or this process a forked child
                 return None
 
     def _count(self, overview: Overview) -> None:
@@ -183,11 +188,6 @@ class BrokerCollector(Collector):
         self._key_rates = {each.name: self._key_rates.get(each.name, Rates(self._keys)) for each in queues}
         for queue in queues:
             self._key_rates[queue.name].look(queue.key_totals)
-
-    def close(self) -> None:
-        """Close the broker."""
-        with self._lock:
-            self._holding.close()
 
     # -- what it shows -----------------------------------------------------------------------------------------------
 

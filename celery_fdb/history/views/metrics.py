@@ -13,13 +13,11 @@ nothing is exported.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from celery_fdb import brokers
@@ -27,7 +25,7 @@ from celery_fdb.history.layout import Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import history_of
-from celery_fdb.inspection.metrics import OTHER
+from celery_fdb.inspection.metrics import OTHER, StoreCollector
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 
@@ -55,20 +53,12 @@ def make_collector(url: str, **options: Any) -> TaskCollector:
     return TaskCollector(lambda: Broker.open(url, **options))
 
 
-class TaskCollector(Collector):
-    """Collects the metrics by task. Thread-safe.
-
-    ``open_``: opens the broker when it is first scraped, and again after a failure.
-    """
+class TaskCollector(StoreCollector):
+    """Collects the metrics by task."""
 
     def __init__(self, open_: Callable[[], Broker]) -> None:
-        self._lazy_broker = brokers.LazyBroker(open_)
-        self._lock = threading.Lock()
+        super().__init__(open_)
         self._named: set[str] = set()
-
-    def describe(self) -> list[Metric]:
-        """The metrics without values: so a registry does not scrape at registration."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
@@ -76,11 +66,6 @@ class TaskCollector(Collector):
                 yield from self._metrics(history_of(self._lazy_broker.broker()))
             except KombuFDBError:
                 self._lazy_broker.close()
-
-    def close(self) -> None:
-        """Close the broker."""
-        with self._lock:
-            self._lazy_broker.close()
 
     def _metrics(self, history: HistoryStore) -> list[Metric]:
         if history.settings() is None:

@@ -61,12 +61,13 @@ def surplus(before: Mapping[str, int] | None, now: Mapping[str, int]) -> list[st
     """
     if before is None or len(now) <= KEYS_KEPT:
         return []
-    growth = {key: (_growth(before.get(key, 0), number), number) for key, number in now.items()}
-    return sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
+    grown = {key: (growth(before.get(key, 0), number), number) for key, number in now.items()}
+    return sorted(grown, key=grown.__getitem__, reverse=True)[KEYS_KEPT:]
 
 
-def _growth(before: int, now: int) -> int:
-    return now - before if now >= before else now  # fewer: it was folded in between, and restarted
+def growth(before: int, now: int) -> int:
+    """By how much a counter has grown. One that is lower than it was has begun anew: its key was folded in between."""
+    return now - before if now >= before else now
 
 
 def read_keys(work: Work, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
@@ -198,7 +199,7 @@ def _new_kind(event: Event, found: Mapping[Event, int], keyed: Counter[str]) -> 
 
 
 def read(work: Work) -> dict[str, dict[str, int]]:
-    """How many messages were published, claimed, acked, ... by queue and event; queue "": settled too late."""
+    """How many messages ever were published, claimed, acked, ... by queue and event; ``""``: of lost leases."""
     found: dict[str, dict[str, int]] = {}
     for (queue, event), value in work.keys.read(work.tr.get_range(*work.keys.all_totals, snapshot=True), str, str):
         found.setdefault(queue, {})[event] = decode_count(value)
