@@ -44,7 +44,8 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
         fix = 'Pass the app itself: app = Celery("shop", ...), then celery_fdb.install(app).'
         raise OptionError("not a Celery app", given=shown(app), fix=fix)
     bounds = History.of(history)
-    early = sorted(name for name, task in app._tasks.items() if _is_users(name, task))
+    users = {name: task for name, task in app._tasks.items() if not name.startswith("celery.")}
+    early = sorted(name for name, task in users.items() if not isinstance(task, FdbTask))
     if early:
         raise OptionError(
             "tasks are already defined", tasks=early[:5], fix="Call celery_fdb.install(app) right after Celery(...)."
@@ -61,22 +62,13 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
 
         app.steps["consumer"].add(FreeSlots)
     if bounds is not None:
-        _keep_history(app, bounds)
+        from celery_fdb.history.recorder import keep_history
+
+        if app.amqp_cls == CELERYS_AMQP:
+            app.amqp_cls = OUR_AMQP
+            app.__dict__.pop("amqp", None)
+        keep_history(app, bounds)
     return app
-
-
-def _keep_history(app: Celery, bounds: History) -> None:
-    """Have the workers keep a history. A further call replaces the bounds."""
-    from celery_fdb.history.recorder import keep_history
-
-    if app.amqp_cls == CELERYS_AMQP:
-        app.amqp_cls = OUR_AMQP
-        app.__dict__.pop("amqp", None)
-    keep_history(app, bounds)
-
-
-def _is_users(name: str, task: Task) -> bool:
-    return not name.startswith("celery.") and not isinstance(task, FdbTask)
 
 
 def _adopt(app: Celery) -> None:

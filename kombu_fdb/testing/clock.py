@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kombu_fdb.primitives.clock import Clock
 
-__all__ = ["ManualClock"]
-
 
 class ManualClock(Clock):
     """Both clocks in one; ``sleep`` moves it, so no test waits for time."""

@@ -22,8 +22,6 @@ from typing import Self
 
 from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["Cluster", "Server", "fdb_unavailable_reason"]
-
 START_S = 30
 #: Characters of what a server said before it ended.
 LAST_WORDS = 500

@@ -23,8 +23,6 @@ from kombu_fdb.process import connect
 from kombu_fdb.settings.location import MEMORY_SCHEME
 from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
-__all__ = ["MemoryStores"]
-
 
 class MemoryStores:
     """Every store in memory, by name."""
