@@ -370,7 +370,7 @@ class Consumer(Face[SyncConsumer]):
                 1,
                 sync._timeout,
                 in_order=sync._in_order,
-                stopped=sync._is_stopped,
+                stopped=lambda: sync._stopped,
             )
         except StoreUnavailable:
             if sync._connection.closed:

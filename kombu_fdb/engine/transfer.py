@@ -196,7 +196,7 @@ MARKS_PER_TRANSACTION = 5_000
 
 
 def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
-    """What :func:`finish` noted of an import; None if it is new or under way. Raises ``FormatError``."""
+    """What ``finish`` was given; None if the import is new or under way. Raises ``FormatError``."""
     value = work.tr.get(work.keys.import_(import_id))
     facts = None if value is None else decode_json(value)
     if facts is not None and not isinstance(facts, dict):
