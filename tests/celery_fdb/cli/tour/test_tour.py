@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.processes import run_python
 
 from celery_fdb.cli.tour import wait
 
@@ -19,7 +18,10 @@ pytestmark = pytest.mark.process
 
 
 def run(*arguments, **options):
-    return run_python("-m", "celery_fdb", "tour", *arguments, stdin=subprocess.DEVNULL, exit_code=None, **options)
+    command = [sys.executable, "-m", "celery_fdb", "tour", *arguments]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400, check=False, **options
+    )
 
 
 @pytest.mark.parametrize("store", ["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
