@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from kit.conformance.queue import Bench, OnBench
-from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.scheduling.fair import ARRIVALS, MOST_LOOKS
-from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 
 
@@ -123,17 +121,6 @@ class TurnsConformance(OnBench):
         monkeypatch.undo()
         bench.duties().run_once()
         assert sorted(each.key for _ in range(4) for each in bench.take(1)) == ["a", "a", "b", "b"]
-
-    def test_a_long_ring_is_walked_in_parts(self, bench: Bench, monkeypatch: Any) -> None:
-        monkeypatch.setattr(limit_changes, "TURNS_PER_PART", 3)
-        names = [f"k{number}" for number in range(10)]
-        put_one_each(bench, names, messages=2)
-        assert len(bench.take(1)) == 1
-        bench.engine.queues.change_control("q", every_key={"priority": 3})
-        ring = bench.engine.upkeep.rows(range_of(bench.engine.keys.ring("q")))
-        assert ring == []
-        assert bench.engine.upkeep.rows(bench.engine.keys.all_relimits) == []
-        assert sorted(each.key for _ in range(10) for each in bench.take(1)) == sorted(names)
 
     # -- rows of keys that may not be served -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from kit.faults import FaultyDatabase
 from kombu_fdb.engine.facade import inspection
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.errors import QueueError
-from kombu_fdb.model import Publication, QueueControl, View
+from kombu_fdb.model import Publication, QueueControl
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 
@@ -60,23 +60,6 @@ def test_a_message_is_found_wherever_it_stands(bench: Bench, monkeypatch: pytest
         assert bench.engine.messages.delete(queue, message_id)
         assert not bench.engine.messages.delete(queue, message_id)
     assert bench.counts() == bench.counts("leased") == (0, 0, 0)
-
-
-@pytest.mark.parametrize("leases", [1, 2, 3, 7])
-def test_pages_of_leased_messages_are_of_one_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch, leases: int) -> None:
-    """However few leases are looked at for a page: each message is on one page."""
-    monkeypatch.setattr(browse, "LEASES_PER_PAGE", leases)
-    for number in range(6):
-        bench.put(b"%d" % number, queue="odd" if number % 2 else "even")
-    bench.take(6, "odd", "even")
-    found: list[bytes] = []
-    after: bytes | None = b""
-    while after is not None:
-        page = bench.engine.inspect.page("odd", View("leased", after=after), 2)
-        assert len(page.messages) <= 2
-        found += [each.message.payload for each in page.messages]
-        after = page.following
-    assert sorted(found) == [b"1", b"3", b"5"]
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,10 @@ def test_delayed_ones_by_due_time(bench: Bench) -> None:
     assert payloads(walk(bench, "delayed", 2, reverse=True)) == [b"3", b"2", b"1"]
 
 
-def test_leased_ones_of_one_queue_with_their_owner(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browse, "LEASES_PER_PAGE", 4)
+@pytest.mark.parametrize("leases", [1, 4])
+def test_leased_ones_of_one_queue_with_their_owner(bench: Bench, monkeypatch: pytest.MonkeyPatch, leases: int) -> None:
+    """However few leases are looked at for a page: each message is on one page."""
+    monkeypatch.setattr(browse, "LEASES_PER_PAGE", leases)
     for number in range(6):
         bench.put(b"%d" % number, priority=number)
         bench.put(b"another queue's", queue="q2")
