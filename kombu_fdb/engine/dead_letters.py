@@ -245,7 +245,7 @@ def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = 
 
 
 def discard_part(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tuple[int, bytes]:
-    """Delete up to ``limit`` letters of one part of a walk. Returns as :func:`replay_part`."""
+    """Delete up to ``limit`` letters of one part of a walk. Returns what :func:`replay_part` returns."""
     letters, following = look_through(work, walk, cursor, limit)
     _take(work, walk.dead, [message for message, _ in letters])
     for message, _ in letters:

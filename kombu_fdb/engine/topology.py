@@ -239,7 +239,7 @@ def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
     work.tr.add_read_conflict_range(*delayed)
     if bell > mark or (work.tr.get(work.keys.alarm, snapshot=True) or b"") <= mark:
         return bell > mark
-    rows = work.tr.get_range(*delayed, limit=MESSAGES_PER_PURGE, snapshot=True)  # the alarm is that of all queues
+    rows = work.tr.get_range(*delayed, limit=MESSAGES_PER_PURGE, snapshot=True)  # all queues share the alarm
     return len(rows) == MESSAGES_PER_PURGE or not all(parts.came_by(mark, key) for key, _ in rows)
 
 
@@ -390,7 +390,7 @@ def _expires_ms(queue: str, value: bytes | None) -> int | None:
 
 
 def expire(work: Work, queue: str, last_use: bytes) -> bytes | None:
-    """Delete the queue, as :func:`delete_queue`, if it is still unused; conflicts with every use until this commits.
+    """Delete the queue, like :func:`delete_queue`, if it is still unused. Conflicts with every use until this commits.
 
     If it is already deleted, only its record is cleared: a process that did not know has noted a use after the
     deletion, and messages published to the name since then do not expire.
@@ -418,7 +418,7 @@ def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, dec
 
 
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:
-    """Remove a consumer, and delete an auto-delete queue whose last one it was. Returns as :func:`delete_queue`.
+    """Remove a consumer, and an auto-delete queue whose last one it was. Returns what :func:`delete_queue` returns.
 
     An exclusive queue that is not auto-delete also waits for its connection. A consumer that its session's end has
     removed already deletes nothing: a new queue may have that name by now.
@@ -457,7 +457,7 @@ def count_consumers(tags: Sequence[str]) -> int:
 
 
 def drop_consumers(work: Work, limit: int, session_id: SessionId) -> tuple[list[str], bool]:
-    """Remove up to ``limit`` consumers of a session that is gone, and the auto-delete queues left without one.
+    """Remove up to ``limit`` consumers of a fenced session, and the auto-delete queues left without one.
 
     Returns these queues, whose messages are to be purged, and whether the session has further consumers.
     """
@@ -504,7 +504,7 @@ def being_deleted(work: Work, queue: str) -> bytes | None:
 
 
 def clear_if(work: Work, rows: Sequence[KeyValue]) -> int:
-    """Clear those rows that still have these values. Returns how many."""
+    """Clear the rows that still have these values. Returns how many."""
     values = work.tr.get_many([key for key, _ in rows])
     same = [key for (key, value), stored in zip(rows, values, strict=True) if stored == value]
     for key in same:

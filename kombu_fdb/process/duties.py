@@ -125,7 +125,7 @@ class Guard:
     def _fail(self, duty: str, subject: str) -> _Failing:
         now = self._clock.monotonic()
         while self._failing and now - next(iter(self._failing.values())).until >= LEFT_TTL_S:
-            del self._failing[next(iter(self._failing))]  # it is gone, and so is what was shown
+            del self._failing[next(iter(self._failing))]  # its subject is gone, and so is its row in the store
         failing = self._failing.pop((duty, subject), None) or _Failing(self._clock.wall_ms())
         failing.times += 1
         failing.until = now + ASIDE_PAUSE_S

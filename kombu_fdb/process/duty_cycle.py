@@ -195,7 +195,7 @@ class Sweep(duties.Duty):
         self.window = self._next_window(others)
 
     def observes(self, session_id: SessionId) -> bool:
-        """Whether this process observes the session, as far as is known."""
+        """Whether this process observes the session, by its last look."""
         return self._observed is None or session_id in self._observed
 
     def _next_window(self, others: list[SessionId]) -> int:
@@ -286,7 +286,7 @@ ROLE_TTL_S = 5.0
 RENEW_S = 1.5
 #: How long a duty that is not exact waits for others, in seconds, so that one wake-up serves them all.
 TOGETHER_S = 0.05
-#: While other duties only look, promotion looks once in this time, in seconds.
+#: While other duties only look, promotion looks at this interval, in seconds.
 PROMOTION_S = 0.05
 #: How long one duty may take before the others have their turns, if none of its transactions is slow.
 TURN_S = 0.25

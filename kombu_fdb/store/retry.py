@@ -1,4 +1,4 @@
-"""Retry: run a verb until it commits, even if an answer is lost. Patience: how long a process waits, also at its end.
+"""Retry: run a verb until it commits, even if an answer is lost. Patience: how long a process waits, even at its end.
 
 Model of the loop. One logical transaction is a ``body`` that runs in fresh transactions until one commits. Its outcome
 may be

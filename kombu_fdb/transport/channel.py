@@ -39,7 +39,7 @@ from kombu_fdb.transport.envelope import encode, now_ms, open_delivery, payload_
 from kombu_fdb.transport.errors import ExchangeVanished, amqp_errors, not_found, raise_as_amqp
 from kombu_fdb.transport.unacked import Message, QoS
 
-#: How many expired messages a direct get may meet.
+#: How many expired messages a direct get may skip.
 MOST_EXPIRED = 1000
 #: RabbitMQ's consumer arguments that are refused, and what to do instead.
 ONE_OF_SEVERAL = {

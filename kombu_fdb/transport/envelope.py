@@ -676,7 +676,7 @@ def _meta(headers: Mapping[str, Any], properties: Mapping[str, Any], before: lis
 def open_delivery(
     delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None, *, now_ms: int | None = None
 ) -> dict[str, Any]:
-    """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours.
+    """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` for a foreign payload.
 
     ``now_ms``: the time of delivery; None if it is only looked at.
     """

@@ -85,7 +85,7 @@ def operational_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _raising(translate: Callable[[KombuFDBError], None], function: Callable[P, R]) -> Callable[P, R]:
-    """``translate`` may raise another error in place of ours."""
+    """``translate`` may raise another error instead."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -75,7 +75,7 @@ class Sessions(Verbs):
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, (), most))
 
     def beats_of_a_writer(self) -> list[session.Beat]:
-        """:meth:`beats` for a caller without a session: rewrites one beat as it is. Raises if the store can't write."""
+        """:meth:`beats` for a caller without a session: rewrites a beat unchanged. Raises if the store can't write."""
 
         def body(work: Work) -> list[session.Beat]:
             found = session.beats(work)

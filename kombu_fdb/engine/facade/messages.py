@@ -227,7 +227,7 @@ class Messages(Verbs):
 
     def delete(self, queue: str, message_id: bytes) -> bool:
         """Delete a message in any state; a lease on it is lost. False if it is not found."""
-        # Look again if it has moved since the look.
+        # Search again if it has moved since the search.
         while (row := self._inspect.find_row(queue, message_id)) is not None:
             if self._delete(queue, row):
                 return True

@@ -49,7 +49,7 @@ class Upkeep(Verbs):
     def __init__(self, run: Transactions, inspect: Inspection) -> None:
         super().__init__(run)
         self._inspect = inspect
-        #: By queue, how many events each key had had at the last look of the trimming.
+        #: By queue, how many events each key had at the last trim.
         self._seen: dict[str, dict[str, int]] = {}
         #: The last sample that this process took.
         self._sampled: Sample | None = None

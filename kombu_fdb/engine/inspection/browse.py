@@ -395,7 +395,7 @@ def _priority(keys: Keyspace, queue: str, state: State, row: KeyValue) -> int:
     return keys.priority(rank)
 
 
-# -- where a page has shown it -----------------------------------------------------------------------------------------
+# -- at a page's position ----------------------------------------------------------------------------------------------
 
 
 def read_at(work: Work, queue: str, state: State, position: bytes) -> Listed | None:

@@ -96,7 +96,7 @@ def keys_of(
 
 
 def _beginning(keys: Keyspace, tag: str, queue: str, prefix: str) -> Range:
-    """The rows of keys with this prefix: their texts end in a byte less than any that may follow."""
+    """The rows of keys with this prefix: the byte that ends a text is below all that may continue it."""
     begin = keys.prefix + pack(tag, queue, prefix)[:-1]
     return begin, (begin + b"\xff" if prefix else range_of(keys.prefix + pack(tag, queue))[1])
 
@@ -192,7 +192,7 @@ def consumers(work: Work, queue: str) -> list[SessionId]:
     return [session_id for session_id, beat, _ in session.beats(work) if queue in session.consumed_of(beat)]
 
 
-# -- how messages find their way -----------------------------------------------------------------------------------
+# -- how messages are routed ---------------------------------------------------------------------------------------
 
 
 def declaration(work: Work, name: str) -> QueueDeclaration | None:

@@ -147,7 +147,7 @@ def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
 
 
 def with_payload(work: Work, record: Record, payload: bytes) -> Record:
-    """The record with another payload, to be put again; the old chunks are cleared."""
+    """The record with another payload, to be stored again. Clears the old chunks."""
     if record.chunks:
         work.tr.clear_range(*work.keys.bodies(record.message_id))
     return record._replace(payload=payload, size=len(payload), chunks=0)

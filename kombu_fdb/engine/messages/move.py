@@ -1,4 +1,4 @@
-"""Move: messages from one queue to the end of another, as they are.
+"""Move: messages from one queue, unchanged, to the end of another.
 
 A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority, due
 time, expiry, redeliveries and history of deaths, and the messages of one key and priority keep their order. A priority

@@ -171,7 +171,7 @@ def _oldest(work: Work, queue: str, of: tuple[Load, Load], came: str, *, most_ro
 
 
 def _from_largest(work: Work, queue: str, ready: int, came: str, part: int) -> Iterator[KeyValue]:
-    """The next message of the key with the most ready messages, again and again; among equals, the oldest."""
+    """The messages to shed, in order: the next of the key with the most ready ones; among equals, the oldest."""
     backlogs = _backlogs(work, queue, ready, came, part)
     largest = sorted(backlogs, key=backlogs.__getitem__, reverse=True)
     for first in range(0, len(largest), CANDIDATES):

@@ -78,7 +78,7 @@ def leave_each(
 
 
 def vacate(work: Work, queue: str) -> None:
-    """Make no consumer active. The record is not cleared but set, because it is a bell too."""
+    """Make no consumer active. The record is set instead of cleared, because it is also a bell."""
     work.tr.set_versionstamped_value(work.keys.single(queue))
 
 

@@ -323,7 +323,7 @@ def _copy_on_disk() -> Iterator[str]:
 
 
 def _copy_to_memory() -> int:
-    """Returns a file descriptor. Raises ``StoreUnavailable`` where the system has no files in memory."""
+    """Returns a file descriptor. Raises ``StoreUnavailable`` if the system has no files in memory."""
     library = _known_library()
     try:
         try:

@@ -10,7 +10,7 @@ from shlex import quote
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreFull, StoreUnavailable
 
-#: A disk with less free space than this is full for SQLite, whatever its error says: the log's index grows by as much.
+#: A disk with less free space than this is full for SQLite, whatever its error says: the log's index grows by this.
 NO_SPACE_BYTES = 64 * 1024
 
 _MEANINGS: dict[int, tuple[str, str]] = {

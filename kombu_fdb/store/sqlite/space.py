@@ -206,7 +206,7 @@ def _full() -> sqlite3.OperationalError:
 
 
 def _size(path: str) -> int:
-    """The size in bytes, without holes: before a checkpoint, SQLite extends the file by a hole."""
+    """The size in bytes, without holes: before a checkpoint, SQLite extends the file with a hole."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
