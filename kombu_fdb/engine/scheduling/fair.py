@@ -235,7 +235,7 @@ def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
 
 def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:
     """The ring entry that a mark names; None for any other mark."""
-    if mark is None or len(mark) <= len(ACTIVE) or not mark.startswith(ACTIVE):
+    if mark is None or not mark.startswith(ACTIVE):
         return None
     entry = keys.ring(queue) + mark[len(ACTIVE) :]
     try:
