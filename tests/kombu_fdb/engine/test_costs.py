@@ -13,7 +13,7 @@ from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase, cost
 from kit.duties import promote_all
 
-from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication, View
+from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication, StoredMessage, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 TOKEN = 1
@@ -305,6 +305,12 @@ def test_a_second_id_costs_the_same_again_and_no_round_trip(bench: Bench, counte
     paid = cost(counted, lambda: bench.engine.publisher.publish(batch))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.sets) == (20, 0, 20 + TOKEN, 4 * 10 + TOKEN)
     assert paid.round_trips == 3
+
+
+def test_the_marks_of_an_import_are_cleared_without_a_conflict(bench: Bench, counted: CountingDatabase) -> None:
+    bench.engine.transfer.restore(b"one", [(b"mark", StoredMessage("q", "ready", b"a", 0))])
+    paid = cost(counted, lambda: bench.engine.transfer.finish(b"one", {}))
+    assert (paid.clear_ranges, paid.conflict_keys, paid.conflict_ranges) == (1, paid.commits * TOKEN, 0)
 
 
 def test_many_limited_keys_are_asked_for_together(bench: Bench, counted: CountingDatabase) -> None:
