@@ -246,6 +246,7 @@ def test_ageing_reads_a_window_of_each_priority_in_one_round_trip(bench: Bench, 
     paid = cost(counted, lambda: bench.take(8))
     # The first window of all is read before it is known that there is ageing.
     assert (paid.point_reads, paid.range_reads, paid.rows, paid.round_trips) == (3, 1 + 10, 8 + 16, 4)
+    assert paid.conflict_ranges == 0  # each message is a key
 
 
 @pytest.mark.parametrize("backlog", [0, 20_000])

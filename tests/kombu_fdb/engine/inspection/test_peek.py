@@ -63,8 +63,15 @@ def test_what_stands_behind_a_blocked_key_comes_once(bench: Bench) -> None:
 
 
 def test_a_large_message_stops_no_look(bench: Bench) -> None:
-    bench.put(*(bytes([number]) * 90_000 for number in range(60)), key="x")
-    assert len(peeked(bench)) == 60
+    bench.put(*(bytes([number]) * 90_000 for number in range(100)), key="x")
+    assert len(peeked(bench)) == 100, "and no window of a claim holds as much"
+
+
+def test_the_rest_of_a_round_is_one_message_of_each_key_that_waits_in_it(bench: Bench) -> None:
+    for key in "abc":
+        bench.put(f"{key}1".encode(), f"{key}2".encode(), key=key)
+    assert bench.payloads(1) == [b"a1"]
+    assert [each.payload for each in bench.engine.inspect.snapshot("q", 50).round] == [b"b1", b"c1"]
 
 
 def test_what_a_limit_withholds_is_not_shown_as_next(bench: Bench) -> None:
