@@ -13,6 +13,7 @@ from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase, cost
 from kit.duties import promote_all
 
+from kombu_fdb.engine.messages import overflow
 from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication, StoredMessage, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -217,6 +218,16 @@ def test_a_full_queue_reads_only_what_gives_way(bench: Bench, counted: CountingD
     # The key with the most messages gives way, so the backlogs of the keys are read; there are none.
     assert (shed.point_reads, shed.range_reads, shed.rows, shed.conflict_keys) == (1, 1 + 2, 1 + 3, 3 + TOKEN)
     assert (shed.clears, shed.atomics) == (3, 1)
+
+
+def test_of_more_keys_than_are_compared_those_without_a_key_are_not_all_counted(
+    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overflow, "MOST_KEYS", 1)
+    declare(bench, max_length=201)
+    bench.put(b"a", key="k")
+    bench.put(*[b"a"] * 200)
+    assert cost(counted, lambda: bench.put(b"a")).rows == 5
 
 
 def test_a_queue_with_one_active_consumer_costs_its_claims_one_read(bench: Bench, counted: CountingDatabase) -> None:
