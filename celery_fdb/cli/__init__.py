@@ -38,11 +38,11 @@ class LazyGroup(DYMGroup):
 
 #: By command, its module in this package, which names it so, or with an underscore behind.
 HOMES = {
-    "status": "look",
-    "top": "look",
-    "queues": "look",
-    "keys": "look",
-    "sessions": "look",
+    "status": "status",
+    "top": "status",
+    "queues": "status",
+    "keys": "status",
+    "sessions": "status",
     "peek": "messages",
     "find": "messages",
     "search": "messages",

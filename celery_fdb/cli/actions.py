@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_fdb.cli.look import known
+from celery_fdb.cli.status import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, table, yes_option
 from celery_fdb.inspection import filters, formats
 from celery_fdb.operations.action import Outcome, Request

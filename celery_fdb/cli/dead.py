@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from celery_fdb.cli import actions
-from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
+from celery_fdb.cli.status import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, rate, table, yes_option
 from celery_fdb.inspection import filters, formats
 from celery_fdb.inspection.message import reason_of

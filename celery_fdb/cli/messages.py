@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from celery_fdb.cli.look import known
+from celery_fdb.cli.status import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, table
 from celery_fdb.control import cancel_task
 from celery_fdb.inspection import filters, formats

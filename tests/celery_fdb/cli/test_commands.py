@@ -13,7 +13,7 @@ from kit.left import Trap
 from kombu import Connection
 
 from celery_fdb.cli import HOMES, fdb
-from celery_fdb.cli.look import session_table
+from celery_fdb.cli.status import session_table
 from celery_fdb.cli.terminal import Invocation
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action, queues

@@ -81,7 +81,7 @@ def test_an_option_in_the_wrong_place_has_no_traceback(program):
 
 def test_celery_starts_without_loading_our_commands(program):
     """Also a worker: what it has no need of, it does not import."""
-    unwanted = {"rich", "kombu_fdb.api.broker", "celery_fdb.cli.look"}
+    unwanted = {"rich", "kombu_fdb.api.broker", "celery_fdb.cli.status"}
     code = f"import sys, celery.bin.celery; print(sorted({unwanted} & set(sys.modules)))"
     done = run_python("-c", code, cwd=ROOT)
     assert done.stdout.strip() == "[]"
