@@ -13,7 +13,7 @@ from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase, cost
 from kit.duties import promote_all
 
-from kombu_fdb.engine.messages import overflow
+from kombu_fdb.engine.messages import claim, overflow
 from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication, StoredMessage, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -87,6 +87,23 @@ def test_claim(bench: Bench, counted: CountingDatabase) -> None:
     assert (paid.conflict_keys, paid.conflict_ranges, paid.clear_ranges) == (2 + TOKEN, 1, 1)
     assert (paid.clears, paid.sets, paid.atomics) == (0, 8 + TOKEN, 2)
     assert paid.round_trips == 3  # the read version; all that is read; the commit
+
+
+def test_a_claim_of_several_reads_conflicts_only_with_what_it_takes(
+    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "ROWS_PER_READ", 4)
+    bench.put(*[b"a"] * 6)
+    paid = cost(counted, lambda: bench.take(8))
+    assert (paid.conflict_keys, paid.conflict_ranges) == (2 + TOKEN, 1)
+
+
+def test_a_trim_does_not_conflict_with_letters_that_come(counted: CountingDatabase) -> None:
+    bench = Bench(counted, dead_length=1)
+    bench.put(b"a", b"b", b"c")
+    bench.engine.messages.reject([each.lease for each in bench.take() if each.lease])
+    paid = cost(counted, lambda: bench.engine.dead_letters.trim_part("q.dead"))
+    assert (paid.conflict_keys, paid.conflict_ranges) == (2 + TOKEN, 0)
 
 
 def test_messages_of_two_ranks_are_two_runs(bench: Bench, counted: CountingDatabase) -> None:
