@@ -106,6 +106,11 @@ def test_a_trim_does_not_conflict_with_letters_that_come(counted: CountingDataba
     assert (paid.conflict_keys, paid.conflict_ranges) == (2 + TOKEN, 0)
 
 
+def test_a_purge_does_not_conflict_with_messages_that_come(bench: Bench, counted: CountingDatabase) -> None:
+    bench.put(b"a", b"b", b"c")
+    assert cost(counted, lambda: bench.engine.queues.purge("q")).conflict_ranges == 0
+
+
 def test_messages_of_two_ranks_are_two_runs(bench: Bench, counted: CountingDatabase) -> None:
     """Between them are those that have just been published with the higher priority."""
     bench.put(*[b"a"] * 4, priority=3)
