@@ -319,7 +319,9 @@ VERBS: dict[str, Verb] = {
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "shared", "tag0"),
     ),
     "queues.drop_consumers_part": _forget_consumers,
-    "queues.leave": lambda s: s.engine.queues.leave(s.store.dead, ["tag"]),
+    "queues.leave": _in_turn(
+        lambda s: s.engine.queues.leave(s.session, ["tag"]), lambda s: s.engine.queues.leave(s.store.dead, ["tag"])
+    ),
     "queues.set_control": lambda s: s.engine.queues.set_control("fair", QueueControl(every_key=KeyLimits(rate=1))),
     "queues.reset_control": lambda s: s.engine.queues.reset_control("fair"),
     "queues.change_control": lambda s: s.engine.queues.change_control("q", every_key={"paused": True}),
@@ -329,7 +331,7 @@ VERBS: dict[str, Verb] = {
     "queues.follow_limits_part": _follow_limits,
     "queues.declare_exchange": lambda s: s.engine.queues.declare_exchange(Exchange("y")),
     "queues.delete_exchange": lambda s: s.engine.queues.delete_exchange("x"),
-    "queues.bind": lambda s: s.engine.queues.bind("target", "x", "other"),
+    "queues.bind": _in_turn(*[lambda s: s.engine.queues.bind("target", "x", "other")] * 2),
     "queues.unbind": lambda s: s.engine.queues.unbind("q", "x", "k0"),
     # -- sessions
     "sessions.open": lambda s: s.engine.sessions.open({}),
