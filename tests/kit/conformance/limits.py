@@ -131,6 +131,9 @@ class LimitsConformance(OnBench):
         bench.put(b"b" * (INLINE_BYTES + 1))
         assert bench.payloads() == [b"a" * 8]
         assert bench.payloads(5, "graveyard") == [b"b" * (INLINE_BYTES + 1)]
+        bench.engine.upkeep.flush_totals()
+        totals = bench.engine.inspect.totals()["q"]
+        assert (totals["published"], totals["dead"]) == (2, 1), "the refused one was published, too"
 
     @pytest.mark.parametrize("limit", [{"max_length": 3}, {"max_length_bytes": 3}])
     def test_reject_publish_dlx_stores_as_much_of_a_batch_as_fits(self, bench: Bench, limit: dict[str, Any]) -> None:
