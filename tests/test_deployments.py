@@ -296,7 +296,7 @@ def test_a_unit_can_do_no_more_than_it_needs(name, shop, tmp_path):
     [
         ("shop-worker", " ready.", ["--concurrency", "1"]),
         ("shop-beat", "beat: Starting", []),
-        ("shop-metrics", "servers", []),
+        ("shop-metrics", "serving", []),
     ],
 )
 def test_a_unit_runs_with_its_own_environment_and_keeps_its_files_private(shop, tmp_path, name, said, option):

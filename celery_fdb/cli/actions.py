@@ -10,6 +10,7 @@ import click
 from celery_fdb.cli.status import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, table, yes_option
 from celery_fdb.inspection import filters, formats
+from celery_fdb.operations import queues
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError, QueueNotFound
@@ -102,8 +103,8 @@ def purge(invocation: Invocation, *, queue: str, yes: bool) -> Answer:
 def move(invocation: Invocation, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
     """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
     known(invocation, source)
-    flags = {name: "yes" for name, given in (("first", limit), ("new", new)) if given}
-    request = asked(invocation, "move", Request(source, key=key, fields={"target": target, **flags}), yes=True)
+    fields = {"target": target, "first": "yes", **({"new": "yes"} if new else {})}
+    request = asked(invocation, "move", Request(source, key=key, fields=fields), yes=True)
     if limit:
         request = request.asking(request.asked._replace(number=min(limit, request.asked.number)))
     try:
@@ -155,11 +156,14 @@ def limit(invocation: Invocation, *, queue: str, key: str | None, remove: bool, 
 
     Only the limits you name change; none removes a limit. Changes apply from the next message on.
     """
-    known(invocation, queue)
     changes = {name: text for name, text in given.items() if text is not None}
     if not all(text.strip() for text in changes.values()):
         raise click.UsageError("a limit is empty; none removes it")
-    changes = {name: "" if text == "none" else text for name, text in changes.items()}
+    removable = changes.keys() - {"weight", "burst"}
+    changes = {name: "" if text == "none" and name in removable else text for name, text in changes.items()}
+    for name, text in changes.items():
+        queues.read_limit(name, text)  # before the store is asked: it may be away
+    known(invocation, queue)
     if remove and (changes or key is None):
         raise click.UsageError("--remove needs a KEY and no other option")
     if remove or changes:

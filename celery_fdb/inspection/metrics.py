@@ -156,9 +156,9 @@ class StoreCollector(Collector):
 class BrokerCollector(StoreCollector):
     """Collects the metrics of a broker's queues, keys and sessions."""
 
-    def __init__(self, open_: Callable[[], Broker], *, keys: int = KEYS) -> None:
+    def __init__(self, open_broker: Callable[[], Broker], *, keys: int = KEYS) -> None:
         """``keys``: how many keys of each queue have series of their own, the longest and the busiest; 0 for none."""
-        super().__init__(open_)
+        super().__init__(open_broker)
         self._keys = keys
         self._rates = Rates(QUEUES)
         self._key_rates: dict[str, Rates] = {}

@@ -64,7 +64,7 @@ def _shown(name: str, value: Any) -> str:
 def limit(broker: Broker, request: Request) -> Outcome:
     """Set limits: an empty field limits nothing, a missing one changes nothing."""
     queue, given = _there(broker, request), request.fields
-    changes: Any = {each.name: _read(each.name, given[each.name].strip()) for each in LIMITS if each.name in given}
+    changes: Any = {each.name: read_limit(each.name, given[each.name].strip()) for each in LIMITS if each.name in given}
     if request.key is None:
         queue.limit_every_key(**changes)
     else:
@@ -90,7 +90,8 @@ def _whose(request: Request) -> str:
     return f"every key of {request.queue}" if request.key is None else str(request)
 
 
-def _read(name: str, text: str) -> float | int | None:
+def read_limit(name: str, text: str) -> float | int | None:
+    """A limit as a form has it; "" for its default. Raises ``InvalidArgument``."""
     if not text:
         default: float | int | None = getattr(NO_LIMITS, name)
         return default
@@ -123,14 +124,18 @@ def move(broker: Broker, request: Request) -> Outcome:
     """Move the messages of the queue or key that waited when the action was asked for to the end of ``target``.
 
     Fields of the command line: ``first``, for those that a consumer would get first, as many as were asked about;
-    ``new``, for a target that need not be there. Raises ``QueueNotFound``, ``QueueError``.
+    ``new``, for a target that need not be there. Raises ``QueueNotFound``, ``QueueError`` before the first part.
     """
-    source, target, number = _there(broker, request), request.fields.get("target", ""), request.asked.number
+    source, target, number = broker.queue(request.queue), request.fields.get("target", ""), request.asked.number
     first, part = request.asked.by, partial(source.move_part, target, key=request.key)
     if "first" in request.fields:
         first, part = number.to_bytes(8), partial(_move_first, source, target, request.key)
+    if not request.mark:
+        _there(broker, request)
     try:
-        _check_room(look(broker, queues=[target]).queues[0], number)
+        (view,) = look(broker, queues=[target]).queues
+        if not request.mark:  # afterwards the target has some of them
+            _check_room(view, number)
     except QueueNotFound:
         if "new" not in request.fields:
             raise

@@ -129,8 +129,8 @@ def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, 
 
 
 #: How many alerts are shown, the worst first.
-MOST_CONCERNS = 12
-#: Seconds after which the oldest message of a queue with consumers is a alert.
+MOST_ALERTS = 12
+#: Seconds after which the oldest message of a queue with consumers is an alert.
 LATE_S = 300.0
 
 
@@ -139,7 +139,7 @@ def _alerts(seen: Overview) -> list[dict[str, Any]]:
     found: list[tuple[str, str | None]] = [(text, None) for text in _of_sessions(seen)]
     for each in seen.own_queues:
         found += [(text, each.name) for text in _of_queue(each)]
-    return [{"text": plain(text), "queue": queue} for text, queue in found[:MOST_CONCERNS]]
+    return [{"text": plain(text), "queue": queue} for text, queue in found[:MOST_ALERTS]]
 
 
 def _of_sessions(seen: Overview) -> Iterator[str]:

@@ -370,7 +370,7 @@ class Consumer(Face[SyncConsumer]):
                 1,
                 sync._timeout,
                 in_order=sync._in_order,
-                stopped=lambda: sync._stopped,
+                stopped=sync._is_stopped,
             )
         except StoreUnavailable:
             if sync._connection.closed:

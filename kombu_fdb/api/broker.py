@@ -31,9 +31,8 @@ For its operator a broker has three more parts:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, get_args
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Self, Unpack, get_args
 
 from kombu_fdb.api.arguments import Declaration, Named, check_name, queue_names
 from kombu_fdb.api.connection import Connection
@@ -41,29 +40,29 @@ from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
+from kombu_fdb.engine import transfer
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.facade.inspection import Inspection as EngineInspection
-from kombu_fdb.engine.facade.queues import Queues
-from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.metrics.samples import SERIES, Sample, Span
+from kombu_fdb.engine.metrics.totals import KeyTotals
 from kombu_fdb.engine.topology import ARGUMENT_KINDS
-from kombu_fdb.engine.transfer import Transfer as EngineTransfer
+from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import (
+    KeyLimits,
     Listed,
     Peeked,
+    QueueControl,
     QueueCounts,
     QueueFacts,
+    SessionFacts,
+    StoredMessage,
 )
 from kombu_fdb.primitives.ranges import shown
 from kombu_fdb.process.client import Client, client_for
-from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.store.protocol import Database
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 #: For callers of the class itself.
 FIX_OPEN = "To open a store, call Broker.open(url)."
@@ -94,6 +93,11 @@ class Broker:
         """
         parsed = parse_options(options)
         return cls(client_for(locate(parse_url(url), parsed), parsed), connect_timeout=parsed.connect_timeout)
+
+    @classmethod
+    def on(cls, location: Location, engine: Engine, **options: Any) -> Self:
+        """A broker with a session of its own on a store that is open already, and is closed with it: for tests."""
+        return cls(Client(location, parse_options(options), engine))
 
     @classmethod
     def of(cls, client: Client) -> Self:
@@ -252,34 +256,30 @@ def _check_declaration(given: Collection[str]) -> None:
 # -- inspection --------------------------------------------------------------------------------------------------------
 
 
-class _Group:
-    """Verbs on one subject."""
+class Inspection:
+    """Get it from :attr:`.Broker.inspect`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-
-def _verb(group: str, verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The same verb of the engine's group of this name, while the broker is open."""
-
-    @wraps(verb)
-    def method(self: _Group, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return verb(getattr(self._connection.engine, group), *args, **kwargs)
-
-    return method
-
-
-class Inspection(_Group):
-    """Get it from :attr:`.Broker.inspect`."""
-
-    sessions = _verb("inspect", EngineInspection.sessions)
-    totals = _verb("inspect", EngineInspection.totals)
-    key_totals = _verb("inspect", EngineInspection.key_totals)
-    set_aside = _verb("upkeep", Upkeep.asides)
-
     def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
         """Declaration, control and age of these queues; their counters are ``Broker.queues()``."""
         return self._connection.engine.inspect.facts(queue_names(queues))
+
+    def sessions(self, *, held: bool = False) -> list[SessionFacts]:
+        """Each session that is open or not yet cleaned up, one per consumer process. ``held``: count their messages."""
+        return self._connection.engine.inspect.sessions(held=held)
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """How many messages ever were published, claimed, acked, ... by queue and event.
+
+        Lost leases whose queue is unknown are counted under ``""``.
+        """
+        return self._connection.engine.inspect.totals()
+
+    def key_totals(self) -> dict[str, KeyTotals]:
+        """The same by queue, key and event, for the busiest keys; a queue's other keys are counted under ``""``."""
+        return self._connection.engine.inspect.key_totals()
 
     def samples(self, span: Span) -> list[Sample]:
         """What the queues held and did, the oldest first.
@@ -292,43 +292,99 @@ class Inspection(_Group):
             raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour", "day" or "week".')
         return self._connection.engine.inspect.samples(SERIES[span])
 
+    def set_aside(self) -> list[Aside]:
+        """What the duties could not handle and have set aside, with the reason."""
+        return self._connection.engine.upkeep.asides()
+
 
 # -- transfer ---------------------------------------------------------------------------------------------------------
 
 
-class Transfer(_Group):
+class Transfer:
     """Get it from :attr:`.Broker.transfer`."""
 
-    # Out.
-    dump = _verb("transfer", EngineTransfer.dump)
-    dedups = _verb("transfer", EngineTransfer.dedups)
-    # In.
-    restore = _verb("transfer", EngineTransfer.restore)
-    restore_dedups = _verb("transfer", EngineTransfer.restore_dedups)
-    restore_control = _verb("queues", Queues.set_control)
-    restore_limits = _verb("queues", Queues.limit)
-    restore_binding = _verb("transfer", EngineTransfer.bind)  # also one whose key would be too long today
-    finished = _verb("transfer", EngineTransfer.finished)
-    finish = _verb("transfer", EngineTransfer.finish)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def _verbs(self) -> transfer.Transfer:
+        return self._connection.engine.transfer
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
+        """Every message of a queue at rest, in the order in which to store it again.
+
+        ``leased``: those under leases too, as ready ones.
+        """
+        return self._verbs.dump(queue, leased=leased)
+
+    def dedups(self) -> Iterator[transfer.DedupEntry]:
+        """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
+        return self._verbs.dedups()
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
+        """Store messages of another store, each with its mark, in one transaction, unless they are here already.
+
+        Returns how many were stored. Up to ``MOST_RESTORED`` together (``engine/transfer.py``).
+        """
+        return self._verbs.restore(import_id, messages)
+
+    def restore_dedups(self, entries: Sequence[transfer.DedupEntry]) -> None:
+        """Open these windows here too."""
+        self._verbs.restore_dedups(entries)
 
     def restore_queue(self, declaration: QueueDeclaration) -> None:
         """Declare the queue as it was declared there."""
         self._connection.engine.queues.declare(declaration)
 
+    def restore_control(self, queue: str, control: QueueControl) -> None:
+        """Set the whole control, in place of what is set here."""
+        self._connection.engine.queues.set_control(queue, control)
+
+    def restore_limits(self, queue: str, key: str, limits: KeyLimits) -> None:
+        """Set all of a key's limits, in place of those it has here."""
+        self._connection.engine.queues.limit(queue, key, limits)
+
+    def restore_binding(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Bind the queue as in another store; an older version's may have a key that would be too long today."""
+        self._verbs.bind(queue, exchange, routing_key)
+
+    def finished(self, import_id: bytes) -> dict[str, Any] | None:
+        """What :meth:`finish` was given; None if the import is new or under way."""
+        return self._verbs.finished(import_id)
+
+    def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
+        """Note that everything is here, and forget the marks. Idempotent."""
+        self._verbs.finish(import_id, facts)
+
 
 # -- topology ----------------------------------------------------------------------------------------------------------
 
 
-class Topology(_Group):
+class Topology:
     """Get it from :attr:`.Broker.topology`."""
 
-    exchanges = _verb("inspect", EngineInspection.exchanges)
-    bindings = _verb("inspect", EngineInspection.bindings)
-    declare_exchange = _verb("queues", Queues.declare_exchange)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def exchanges(self) -> list[Exchange]:
+        """Those that were declared."""
+        return self._connection.engine.inspect.exchanges()
+
+    def bindings(self) -> list[tuple[str, str, str]]:
+        """``(exchange, queue, routing key)`` of every binding."""
+        return self._connection.engine.inspect.bindings()
 
     def route(self, exchange: str, routing_key: str) -> list[str]:
         """The queues that a message would reach now. Raises ``ExchangeNotFound``."""
         return self._connection.engine.inspect.route(_exchange(exchange), check_name("routing key", routing_key))
+
+    def declare_exchange(self, exchange: Exchange) -> None:
+        """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
+        self._connection.engine.queues.declare_exchange(exchange)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
         """Delete an exchange and its bindings; False if refused. The queues stay."""

@@ -321,7 +321,7 @@ class Consumer:
             raise StopIteration
         try:
             jobs = take_many(
-                self._connection, self._queues, 1, self._timeout, in_order=self._in_order, stopped=lambda: self._stopped
+                self._connection, self._queues, 1, self._timeout, in_order=self._in_order, stopped=self._is_stopped
             )
         except StoreUnavailable:
             if self._connection.closed:
@@ -333,6 +333,9 @@ class Consumer:
         return jobs[0]
 
     # For the asyncio API (``kombu_fdb.aio``), too: these never wait.
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
 
     @property
     def _ended(self) -> bool:

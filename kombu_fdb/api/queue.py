@@ -244,8 +244,10 @@ class Queue:
         """
         check_limit(limit)
         _check_keys(after, prefix)
-        most = KEYS if limit is None and (after is not None or prefix) else limit
-        return self._engine.inspect.keys_of(self.name, after=after, limit=most, prefix=prefix)
+        if limit is None and after is None and not prefix:
+            return self._engine.inspect.keys_of(self.name)
+        most = KEYS if limit is None else limit
+        return self._engine.inspect.key_page(self.name, after=after, limit=most, prefix=prefix)
 
     def peek(
         self, limit: int = 1, *, state: State = "ready", key: str | None = None, reverse: bool = False

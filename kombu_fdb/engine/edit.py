@@ -29,7 +29,7 @@ from kombu_fdb.store.protocol import KeyValue
 
 
 def delete_at(work: Work, queue: str, state: State, position: bytes, message_id: bytes) -> bool:
-    """Delete the message if it is still at its position, and a lease on it; False if it has moved."""
+    """Delete the message, with any lease on it, if it is still at its position; False if it has moved."""
     row = browse.row_at(work, queue, state, position, message_id)
     return row is not None and delete(work, queue, row)
 

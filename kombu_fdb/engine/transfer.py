@@ -7,8 +7,8 @@ Leased messages, if asked for, come before all others, as ready messages with on
 of the queue.
 
 The dump takes many short transactions, so it may miss a message that moves, or dump it twice: dump a queue that is at
-rest. What can't be read is dumped as raw bytes. A queue with messages of a newer version can't be dumped, as their
-records may not be all of them.
+rest. What can't be read is dumped as raw bytes. A queue with messages of a newer version can't be dumped, as such a
+message may have rows that this version does not know.
 
 Restore: messages of another store are stored here, each once, however often the restore is tried. An *import* has an
 id, and each of its messages a *mark* of its own. The transaction that stores a message first reads ``("imported", id,
@@ -196,7 +196,7 @@ MARKS_PER_TRANSACTION = 5_000
 
 
 def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
-    """What ``finish`` was given; None if the import is new or under way. Raises ``FormatError``."""
+    """What :func:`finish` noted of an import; None if it is new or under way. Raises ``FormatError``."""
     value = work.tr.get(work.keys.import_(import_id))
     facts = None if value is None else decode_json(value)
     if facts is not None and not isinstance(facts, dict):

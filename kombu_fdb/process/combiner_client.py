@@ -6,7 +6,8 @@ Model. For each set of queues a consumer is
 * *contested*: a competing claim was faster than its own, or others are in the wait queue. It *joins* the wait queue
   whenever it has room, before it knows whether there is work: its demand stays there even while it is idle. In the wait
   queue it *waits*, or is the *first*; only the first consumer looks at the queues, watches their bells and claims. It
-  is alone again when it has served :data:`LONELY` times in a row and no other consumer was in the wait queue.
+  is alone again when it has served :data:`LONELY` times in a row, and no other consumer was in the
+  wait queue or served it in between.
 
 A long-lived consumer *suspects* others at first, and counts as alone once it has served the wait queue. Otherwise, when
 a deployment starts, the first claims of all its workers would conflict with each other.

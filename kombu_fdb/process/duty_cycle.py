@@ -53,9 +53,9 @@ each of its looks includes a write like a beat's.
 
 What happens at each failure:
 
-* a step fails for a reason of its own (a row that can't be read, a message that fits into no transaction). It is halved
-  until that message is alone, which is set aside (``duties.py``): reported once, shown by the doctor, tried again
-  later. The duty continues with the next message, session or queue, and the round with the next duty.
+* a step fails for a reason of its own (a row that can't be read, a message that fits into no transaction). The step is
+  halved until that message is alone, and the message is set aside (``duties.py``): reported once, shown by the doctor,
+  tried again later. The duty continues with the next message, session or queue, and the round with the next duty.
 * the store does not answer, or a duty exceeds a deadline: the round ends with that error, and nothing has changed. The
   next round begins after that duty, so a duty that always takes too long never costs another its turn.
 * the process dies: another one takes the role after :data:`ROLE_TTL_S`, and begins without memory. That is harmless: a

@@ -17,13 +17,11 @@ from celery_fdb.operations.transfer import broker_source, export_to, file_source
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import View
-from kombu_fdb.process.client import Client
 from kombu_fdb.settings.location import MemoryLocation
-from kombu_fdb.settings.options import Options
 
 
 def on(bench):
-    return Broker(Client(MemoryLocation(bench.namespace, bench.namespace), Options(), bench.engine))
+    return Broker.on(MemoryLocation(bench.namespace, bench.namespace), bench.engine)
 
 
 @pytest.fixture

@@ -23,10 +23,8 @@ from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl, View
-from kombu_fdb.process.client import Client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
-from kombu_fdb.settings.options import Options
 
 HOUR = SERIES["hour"]
 
@@ -45,7 +43,7 @@ def brokers():
 
     def broker(bench):
         location = MemoryLocation(bench.namespace, bench.namespace)
-        opened.append(Broker(Client(location, Options(), bench.engine)))
+        opened.append(Broker.on(location, bench.engine))
         return opened[-1]
 
     yield broker
@@ -94,6 +92,7 @@ def look_around(bench):
     for queue in QUEUES:
         engine.inspect.counts(queue)
         engine.inspect.keys_of(queue)
+        engine.inspect.key_page(queue)
         engine.inspect.snapshot(queue, 50)
         found = [*engine.inspect.peek(queue, 50), *engine.inspect.delayed(queue, 50), *engine.inspect.taken(queue)]
         for each in found:
@@ -123,7 +122,7 @@ def look_from_outside(broker, folder, *, may_refuse):
     except FormatError:
         assert may_refuse
         return
-    copy = Broker(Client(MemoryLocation("copy", "copy"), Options(), Bench(FaultyDatabase()).engine))
+    copy = Broker.on(MemoryLocation("copy", "copy"), Bench(FaultyDatabase()).engine)
     with copy:
         import_from(file_source(folder / "export"), copy, lambda _: None)
 

@@ -191,6 +191,7 @@ CALLS: dict[str, Call] = {
 #: Those that ask the store for nothing, or are another call by another name.
 ELSEWHERE = {
     "Broker.close": "test_an_end_waits_in_vain_for_four_seconds",
+    "Broker.on": "opens nothing",
     "Broker.of": "opens nothing",
     "Broker.queue": "asks nothing",
     "Broker.dead_letters": "asks nothing",

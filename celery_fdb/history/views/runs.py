@@ -138,12 +138,12 @@ def page_of_runs(
     return RunsPage([RunView.of(run) for run in runs], None if following is None else str(following))
 
 
-def active_runs(broker: Broker, wanted: Wanted | None = None) -> list[RunView]:
+def active_runs(broker: Broker, wanted: Wanted | None = None, *, limit: int = MOST_RUNS) -> list[RunView]:
     """Runs that have begun and not ended, the longest first.
 
     Workers store them about once a second, so a task that takes less may be missing. Raises ``HistoryOff``.
     """
-    rows = kept_by(broker).active(limit=MOST_RUNS)
+    rows = kept_by(broker).active(limit=limit)
     open_ = {bytes(each.session_id) for each in broker.inspect.sessions() if each.open} if rows else set()
     wanted = (wanted or Wanted())._replace(state="", since_ms=0, until_ms=0)
     found = [replace(RunView.of(run), alive=session in open_) for session, run in rows if wanted.matches(run)]
@@ -183,15 +183,18 @@ class TasksView:
 Slot = tuple[float, float, Counters | None]
 
 
-def look_at_tasks(broker: Broker, *, period_s: int = HOUR_S, clock: Clock | None = None) -> TasksView:
-    """The numbers of every task, the busiest first. Slots of five minutes for an hour, of an hour for more.
+def look_at_tasks(
+    broker: Broker, *, period_s: int = HOUR_S, task: str | None = None, clock: Clock | None = None
+) -> TasksView:
+    """The numbers of every task, the busiest first, or of one. Slots of five minutes for an hour, of an hour for more.
 
     Raises ``HistoryOff``.
     """
     length_s, begin_s, now_s = _period(period_s, clock)
     by_task: dict[str, Counters] = defaultdict(Counters)
     for _, name, counted in kept_by(broker).slots(length_s, begin_s, int(now_s) + 1):
-        by_task[name] = by_task[name].plus(counted)
+        if task is None or name == task:
+            by_task[name] = by_task[name].plus(counted)
     seconds = max(now_s - begin_s, 1.0)
     tasks = [_task(name, counted, seconds) for name, counted in by_task.items()]
     return TasksView(seconds, sorted(tasks, key=lambda each: (-each.runs, each.task)))

@@ -3,8 +3,8 @@
 One engine serves one namespace of one store in one process. It has no thread and no connection to Celery. Its clock
 is its environment's, and every method may be called from any thread.
 
-A method that raises has changed nothing (``store/retry.py``), with two exceptions. After ``CommitUnknown``, the store
-stopped answering during the commit, which may even take effect later. The same holds after any exception from a signal
+A method that raises has changed nothing (``store/retry.py``), but for two cases. ``CommitUnknown`` means that the store
+stopped answering during the commit, which may take effect even later. The same holds after any exception from a signal
 handler. Then:
 
 * ``publish``: the message may be stored. If this process publishes it again, that call first finds out whether it is

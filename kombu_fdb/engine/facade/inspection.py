@@ -30,6 +30,7 @@ class Inspection(Verbs):
     control = read(limit_changes.read_control)
     limits = read(limit_changes.read)
     keys_of = read(inspect.keys_of)
+    key_page = read(inspect.key_page)
 
     peek = read(browse.peek)
     delayed = read(browse.delayed)
@@ -77,7 +78,7 @@ class Inspection(Verbs):
     _find_part = read(browse.find_part)
 
     def key_totals(self) -> dict[str, KeyTotals]:
-        """:meth:`totals` by queue, key and event, of the busiest keys; ``""``: the queue's other keys."""
+        """Totals of the busiest keys by queue, key and event; key "": the queue's other keys (``totals.py``)."""
         found: dict[str, KeyTotals] = {}
         begin = self._run.keys.all_key_totals[0]
         while (part := self._key_totals(begin)) is not None:

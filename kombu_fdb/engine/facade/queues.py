@@ -208,9 +208,9 @@ class Queues(Verbs):
         """Change these fields of the queue's control, and of its ``every_key``, in one transaction."""
         self._change(queue, lambda work: limit_changes.change_control(work, queue, changes, every_key or {}))
 
-    def limit(self, queue: str, key: str, limits: KeyLimits | None) -> None:
+    def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
         """Set the limits of one key; None removes them. They apply from the next claim on."""
-        self._change(queue, lambda work: limit_changes.limit(work, queue, key, limits))
+        self._change(queue, lambda work: limit_changes.limit(work, queue, key, limits_))
 
     def change_limits(self, queue: str, key: str, **changes: Any) -> KeyLimits:
         """Change these limits of one key, in one transaction; its others stay. Returns all of them."""

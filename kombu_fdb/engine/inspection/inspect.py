@@ -37,7 +37,9 @@ STATES = ("ready", "delayed", "leased", "newer")
 OLDEST_OF_KEYS = 100
 #: How many messages of one session are counted one by one.
 MOST_HELD = 1_000
-#: The ranges that say what keys have: ready, leased, limits.
+#: How many keys are looked at in one transaction.
+KEYS_PER_LOOK = 1_000
+#: The ranges that hold the facts about keys: ready, leased, limits.
 OF_KEYS = ("backlog", "flight", "limits")
 
 
@@ -75,24 +77,36 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
     return {queue: counters for queue, counters in found.items() if counters != QueueCounts()}
 
 
-def keys_of(
-    work: Work, queue: str, *, after: str | None = None, limit: int | None = None, prefix: str = ""
-) -> dict[str, KeyCounts]:
-    """The keys that have messages or limits, by name: all, or up to ``limit`` of them behind ``after``.
+def keys_of(work: Work, queue: str) -> dict[str, KeyCounts]:
+    """The keys that have messages or limits, by name. Guarantee: COUNTS."""
+    ranges = [work.keys.backlogs(queue), work.keys.flights(queue), work.keys.all_limits(queue)]
+    parts = [work.tr.get_range(*whole, snapshot=True) for whole in ranges]
+    return dict(sorted(_by_key(work.keys, parts).items()))
 
-    ``prefix``: reads only those that begin with it. Guarantee: COUNTS.
+
+def key_page(
+    work: Work, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK, prefix: str = ""
+) -> dict[str, KeyCounts]:
+    """:func:`keys_of` in pages: up to ``limit`` keys, by name, behind ``after``; empty at the end.
+
+    ``prefix``: reads only those that begin with it.
     """
     ranges = [_beginning(work.keys, tag, queue, prefix) for tag in OF_KEYS]
     if after is not None:
         behind = [work.keys.prefix + pack(tag, queue, after) + b"\x00" for tag in OF_KEYS]
         ranges = [(max(begin, first), end) for (begin, end), first in zip(ranges, behind, strict=True)]
     ranges = [(min(begin, end), end) for begin, end in ranges]
-    parts = work.tr.get_ranges([(*each, limit or 0) for each in ranges], snapshot=True)
+    parts = work.tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
+    in_order = sorted(_by_key(work.keys, parts).items())
+    return dict(in_order[:limit])
+
+
+def _by_key(keys: Keyspace, parts: list[list[KeyValue]]) -> dict[str, KeyCounts]:
     found: dict[str, dict[str, Any]] = {}
     for name, rows in zip(("ready", "leased", "limits"), parts, strict=True):
-        for (_queue, key), value in work.keys.read(rows, str, str):
+        for (_queue, key), value in keys.read(rows, str, str):
             found.setdefault(key, {})[name] = limits_of(value) if name == "limits" else decode_count(value)
-    return {key: KeyCounts(**fields) for key, fields in sorted(found.items())[:limit]}
+    return {key: KeyCounts(**fields) for key, fields in found.items()}
 
 
 def _beginning(keys: Keyspace, tag: str, queue: str, prefix: str) -> Range:
@@ -154,7 +168,7 @@ def _note_oldest(work: Work, heads: list[tuple[str, Range]], found: dict[str, in
 
 
 def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
-    """Every session that is open or not yet cleaned up, one per consumer process. ``held``: count their messages."""
+    """Every session that is open or not yet cleaned up. ``held``: count its messages, too."""
     described = {
         session_id: session.description_of(value)
         for (session_id,), value in work.keys.read(work.tr.get_range(*work.keys.all_sessions, snapshot=True), bytes)

@@ -350,7 +350,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, seen: wait_queue.Wait
 
     ``window``: at most this much for all of them together. Raises ``SessionLost`` if the server's session was fenced.
     """
-    states, waiting = _read_line(work, queues, mine, seen, window)
+    states, waiting = _read_wait_queue(work, queues, mine, seen, window)
     if single := single_active(states):
         return Served([], 0, single=single)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
@@ -376,7 +376,7 @@ def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> di
     return {queue: ms for queue, ms in timeouts.items() if ms}
 
 
-def _read_line(
+def _read_wait_queue(
     work: Work, queues: Sequence[str], mine: Demand, seen: wait_queue.Waiting, window: Window
 ) -> tuple[dict[str, QueueState], wait_queue.Waiting]:
     """Read queues, demands and sessions in one round trip. Returns the queues, and the demands that wait."""

@@ -313,9 +313,9 @@ def clear_ended(work: Work, limit: int, end_ms: int) -> int:
     return len(rows)
 
 
-def restore(work: Work, entries: Sequence[tuple[str, str, str, int]]) -> None:
+def restore(work: Work, entries_: Sequence[tuple[str, str, str, int]]) -> None:
     """Open these windows, dumped from another store, in this one."""
-    for exchange, routing_key, dedup_id, end_ms in entries:
+    for exchange, routing_key, dedup_id, end_ms in entries_:
         work.tr.set(work.keys.dedup(exchange, routing_key, dedup_id), end_ms.to_bytes(END_BYTES, "big"))
         work.tr.set(work.keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")
 

@@ -156,7 +156,7 @@ def _take_leases(
             if key in wanted:
                 try:
                     held[key] = message = Message.of_lease(value)
-                except FormatError:  # it stays: the sweep dead-letters it
+                except FormatError:  # it stays: after the session's end the sweep dead-letters it
                     unreadable.add(key)
                 else:
                     ended.setdefault(message.queue, []).append(message.place)

@@ -55,7 +55,7 @@ class CopiesMissing(Exception):
 
 
 def take(work: Work, record: Record, targets: Sequence[str], payload: bytes) -> list[bytes]:
-    """Hand over the complete copies for these queues: their ids. Raises ``CopiesMissing``.
+    """Hand over the complete copies for these queues. Returns their ids. Raises ``CopiesMissing``.
 
     ``payload``: that of a message from outside, else b"".
     """

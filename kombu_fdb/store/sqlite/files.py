@@ -102,7 +102,7 @@ def _looked_up(path: str) -> Iterator[str]:
 def identify(path: str) -> tuple[int, int]:
     """Device and inode of the file, which is created if absent. Raises ``OSError``, ``StoreUnavailable``."""
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # new, so not open anywhere
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere
     _refuse_planted(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):

@@ -365,6 +365,15 @@ def test_move_into_a_queue_that_would_drop_messages_is_refused(run, broker, boun
         assert "--limit" in result.err
 
 
+def test_a_move_in_parts_asks_for_room_once(run, broker, monkeypatch):
+    """The second part found that the target had too little room for all of them: it had the first part's by then."""
+    monkeypatch.setattr(queues, "MOVED_AT_ONCE", 2)
+    monkeypatch.setattr(action, "MOST_PARTS", 1)
+    broker.queue("jobs").put_many("abc")
+    broker.declare("other", arguments={"x-max-length": 4})
+    assert run("move", "jobs", "other", "--json").json["moved"] == 3
+
+
 @pytest.mark.parametrize(
     ("command", "seen"),
     [

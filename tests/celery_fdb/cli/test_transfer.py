@@ -29,7 +29,7 @@ from celery_fdb.operations.transfer import (
     write,
 )
 from kombu_fdb import Broker
-from kombu_fdb.api.broker import Transfer
+from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.errors import FormatError, StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
 from kombu_fdb.primitives.ranges import MOST
@@ -394,8 +394,8 @@ def test_two_imports_at_once_share_the_work(another, url, broker, source, source
     restore = Transfer.restore
 
     def beside(self, import_id, messages):
-        Transfer.restore = restore
-        restore(rival.transfer, import_id, messages)
+        rival._engine.transfer.__class__.restore = restore
+        restore(rival._engine.transfer, import_id, messages)
         Transfer.restore = beside
         return restore(self, import_id, messages)
 

@@ -519,6 +519,7 @@ def test_numbers_by_task(broker, keep, run, clock, period_s):
     assert busiest.p50_s == busiest.p95_s == pytest.approx(0.08, rel=ERROR)
     assert busiest.mean_s == pytest.approx(0.08)
     assert busiest.per_second == pytest.approx(3 / found.seconds)
+    assert [each.task for each in look_at_tasks(broker, task="b", clock=clock).tasks] == ["b"]
 
 
 @pytest.mark.parametrize("period_s", [HOUR_S, DAY_S, 7 * DAY_S])

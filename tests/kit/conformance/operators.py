@@ -224,9 +224,9 @@ class OperatorsConformance(OnBench):
         expected = bench.engine.inspect.keys_of("q")
         for limit in (1, 2, 100):
             seen, after = list[str](), None
-            while page := bench.engine.inspect.keys_of("q", after=after, limit=limit, prefix=prefix):
+            while page := bench.engine.inspect.key_page("q", after=after, limit=limit, prefix=prefix):
                 assert len(page) <= limit
                 seen += page
                 after = next(reversed(page))
             assert seen == [each for each in found if each in expected]
-        assert bench.engine.inspect.keys_of("q", after="zzz", limit=3, prefix="a") == {}
+        assert bench.engine.inspect.key_page("q", after="zzz", limit=3, prefix="a") == {}

@@ -425,6 +425,7 @@ VERBS: dict[str, Verb] = {
     "inspect.find": lambda s: s.engine.inspect.find("q", b"\xff" * 16),
     "inspect.find_row": lambda s: s.engine.inspect.find_row("q", b"\xff" * 16),
     "inspect.find_task": lambda s: s.engine.inspect.find_task("ready"),
+    "inspect.key_page": lambda s: s.engine.inspect.key_page("fair"),
     "inspect.keys_of": lambda s: s.engine.inspect.keys_of("fair"),
     "inspect.limits": lambda s: s.engine.inspect.limits("fair", "key0"),
     "inspect.list_task": lambda s: s.engine.inspect.list_task("ready"),

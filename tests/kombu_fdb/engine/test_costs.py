@@ -389,5 +389,5 @@ def test_a_part_of_a_purge_costs_the_same_in_a_queue_of_any_length(
 def test_a_page_of_keys_costs_what_it_shows(bench: Bench, counted: CountingDatabase, number: int, prefix: str) -> None:
     keys = [f"{letter}{each}" for letter in "abc" for each in range(number // 3)]
     bench.engine.publisher.publish([Publication("", "q", b"x", key=key) for key in keys])
-    paid = cost(counted, lambda: bench.engine.inspect.keys_of("q", limit=5, prefix=prefix))
+    paid = cost(counted, lambda: bench.engine.inspect.key_page("q", limit=5, prefix=prefix))
     assert (paid.rows, paid.range_reads, paid.round_trips, paid.commits) == (5, 3, 2, 0)

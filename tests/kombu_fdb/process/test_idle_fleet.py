@@ -57,21 +57,21 @@ class Fleet:
 
     def pass_seconds(self, seconds: int) -> None:
         """In the order of the ring, so that each sees the beats of this round behind it."""
-        self.paid = {combiner.session: [] for combiner in self.members}
+        self.paid = {member.session: [] for member in self.members}
         for second in range(seconds):
             self.bench.later(1)
-            for combiner in self.members:
+            for member in self.members:
                 self.counted.reset()
                 if second % BEAT_S == 0:
-                    combiner.beat()
-                combiner.serve()
-                self.paid[combiner.session] += self.counted.transactions
+                    member.beat()
+                member.serve()
+                self.paid[member.session] += self.counted.transactions
 
     @property
     def far(self) -> list[SessionId]:
         """Those that neither hold the role nor observe its holder, nor stand at the end of the ring."""
-        ring = [combiner.session for combiner in self.members]
-        promoter = next(number for number, combiner in enumerate(self.members) if combiner.duties.promotes)
+        ring = [member.session for member in self.members]
+        promoter = next(number for number, member in enumerate(self.members) if member.duties.promotes)
         near = {(promoter - before) % len(ring) for before in range(LIVING + 1)}
         return [session for number, session in enumerate(ring[:-LIVING]) if number not in near]
 
@@ -119,8 +119,8 @@ def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch: pyt
 def test_an_observer_of_the_promoter_looks_at_its_record_besides() -> None:
     fleet = Fleet(20)
     fleet.pass_seconds(6 * BEAT_S)
-    ring = [combiner.session for combiner in fleet.members]
-    promoter = next(number for number, combiner in enumerate(fleet.members) if combiner.duties.promotes)
+    ring = [member.session for member in fleet.members]
+    promoter = next(number for number, member in enumerate(fleet.members) if member.duties.promotes)
     fleet.pass_seconds(BEATS * BEAT_S)
     total = sum(fleet.paid[ring[promoter - 1]], Cost())
     looks = total.point_reads - 2 * BEATS
@@ -148,20 +148,20 @@ def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_bro
     fleet = Fleet(6)
     fleet.pass_seconds(6 * BEAT_S)
     *living, dead = fleet.members
-    for combiner in living:  # a moment too early to see its last beat
-        combiner.beat()
-        combiner.serve()
+    for member in living:  # a moment too early to see its last beat
+        member.beat()
+        member.serve()
     dead.beat()
     died_s = fleet.bench.clock.monotonic()
     half_seconds = 0
     while dead.session in fleet.bench.beats():
         half_seconds += 1
         fleet.bench.later(0.5)
-        for combiner in living:
+        for member in living:
             if half_seconds % 2 == 1:
-                combiner.serve()
+                member.serve()
             if half_seconds % 9 == 0:
-                combiner.beat()
+                member.beat()
     assert fleet.bench.clock.monotonic() - died_s <= 30.0 + BEAT_S
 
 
@@ -175,10 +175,10 @@ def test_a_session_that_computes_is_spared_by_an_observer_whose_duties_were_held
     monkeypatch.setattr(duty_cycle, "_busy_s", lambda _: fleet.bench.clock.monotonic())
     for _ in range(12):
         fleet.bench.later(BEAT_S)
-        for combiner in living:
-            combiner.beat()
-    for combiner in living:
-        combiner.serve()
+        for member in living:
+            member.beat()
+    for member in living:
+        member.serve()
     assert fleet.bench.engine.queues.add_consumer(computing.session, "q", "tag") is None
 
 
@@ -186,8 +186,8 @@ def test_an_observer_takes_the_role_in_time_whatever_its_beats_have_seen() -> No
     """What a beat had seen took the place of a look that was due, and was up to a second older than that."""
     fleet = Fleet(2)
     fleet.pass_seconds(6 * BEAT_S)
-    (promoter,) = (combiner for combiner in fleet.members if combiner.duties.promotes)
-    (observer,) = (combiner for combiner in fleet.members if combiner is not promoter)
+    (promoter,) = (member for member in fleet.members if member.duties.promotes)
+    (observer,) = (member for member in fleet.members if member is not promoter)
     turn_s = 1.05 * ROLE_INTERVAL_S
     promoter.serve()
     observer.serve()

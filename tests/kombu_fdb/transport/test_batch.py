@@ -231,6 +231,15 @@ def test_a_broker_without_batches_publishes_at_once(batches: str) -> None:
             assert batch is None or batches == "producer"
 
 
+def test_an_exchange_that_vanishes_before_the_flush_is_declared_again(producer: Producer) -> None:
+    queue = Queue("q", Exchange("e"), "k")
+    with pytest.raises(BatchPublishError), batched(producer):
+        producer.publish(1, exchange="e", routing_key="k", declare=[queue])
+        producer.channel.exchange_delete("e")
+    producer.publish(2, exchange="e", routing_key="k", declare=[queue])
+    assert size(producer) == 1
+
+
 def test_large_batches(producer: Producer) -> None:
     with batched(producer, max_size=100):
         for _ in range(20):

@@ -2,8 +2,8 @@
 
 The ledger keeps books of its own from the rows of messages and compares them with what the engine keeps: where each
 message is (ONE-PLACE), how many there are (COUNTS), and who may move it how: ``rights.py``. Turns and limits of keys
-are in ``keys.py``, the index by task id in ``tasks.py``, active consumers in ``single.py``, demands in ``lines.py``.
-Nothing is looked at but what the commit touched.
+are in ``keys.py``, the index by task id in ``tasks.py``, active consumers in ``single.py``, demands in
+``wait_queues.py``. Nothing is looked at but what the commit touched.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _Name = tuple[SessionId, int]
 
 
 class WaitQueueLedger:
-    """Of all lines."""
+    """Of all wait queues."""
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
