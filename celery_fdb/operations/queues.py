@@ -64,7 +64,7 @@ def _shown(name: str, value: Any) -> str:
 def limit(broker: Broker, request: Request) -> Outcome:
     """Set limits: an empty field limits nothing, a missing one changes nothing."""
     queue, given = _there(broker, request), request.fields
-    changes: Any = {each.name: read_limit(each.name, given[each.name].strip()) for each in LIMITS if each.name in given}
+    changes: Any = {each.name: read_limit(each.name, given[each.name]) for each in LIMITS if each.name in given}
     if request.key is None:
         queue.limit_every_key(**changes)
     else:
@@ -92,6 +92,7 @@ def _whose(request: Request) -> str:
 
 def read_limit(name: str, text: str) -> float | int | None:
     """A limit as a form has it; "" for its default. Raises ``InvalidArgument``."""
+    text = text.strip()
     if not text:
         default: float | int | None = getattr(NO_LIMITS, name)
         return default

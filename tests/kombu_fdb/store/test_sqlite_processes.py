@@ -344,17 +344,27 @@ def test_a_dead_listeners_pipe_is_removed(database: SqliteDatabase, path: str) -
     with_fresh_cache.close()
 
 
-def test_a_process_without_watches_is_not_woken(database: SqliteDatabase, path: str) -> None:
-    other = open_apart(path)
+def test_a_process_without_watches_is_not_woken(
+    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, idle = open_apart(path), threading.Event()
+    listener = database.file.listener
+    wait = listener._wait_until_armed
+
+    def wait_until_armed() -> bool:
+        if not listener.watches:
+            idle.set()
+        return wait()
+
+    monkeypatch.setattr(listener, "_wait_until_armed", wait_until_armed)
     _, fired = arm(database, BELL)
     ring(other)
     assert fired.wait(TIMEOUT_S)
-    listener = database.file.listener
-    # The thread may have found the change by comparing, and read the news only then.
-    until(lambda: listener.lock.run(lambda: unread(database), TIMEOUT_S) == 0)
+    assert idle.wait(TIMEOUT_S)
+    before = unread(database)  # the thread may have found the change by comparing, before the news came
     for _ in range(10):
         ring(other)
-    assert unread(database) == 10 * sqlite_bell.DIGEST_BYTES
+    assert unread(database) == before + 10 * sqlite_bell.DIGEST_BYTES
     _, fired = arm(database, BELL)
     _, sign = arm(database, b"sign")
     ring(other, b"sign")
