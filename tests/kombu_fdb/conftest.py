@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from kit.costs import CountingDatabase
 from kit.faults import FaultyDatabase
@@ -14,7 +11,7 @@ from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+def database(request, tmp_path):
     """Each store."""
     database: Database
     if request.param == "memory":
@@ -28,5 +25,5 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 
 
 @pytest.fixture
-def counted() -> CountingDatabase:
+def counted():
     return CountingDatabase(FaultyDatabase())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from amqp.exceptions import NotFound
 from kit.faces import Driven, Loop
-from kit.late import Lateness, LateStore, late_store
+from kit.late import Lateness, late_store
 from kombu import Connection, Producer
 from kombu.transport.virtual.base import UndeliverableWarning
 
@@ -58,10 +58,10 @@ OPTIONS = {
 class Stage:
     """A broker with something in every place. ``contested``: its takes stand in a wait queue."""
 
-    def __init__(self, *, contested: bool = False, suspects: int = 0) -> None:
+    def __init__(self, *, contested=False, suspects=0):
         options = Options(**OPTIONS)
         self.url = next(URLS)
-        self.opened: list[Broker] = []
+        self.opened = []
         self.client = Client(locate(parse_url(self.url), options), options)
         self.broker = Broker(self.client)
         jobs = self.jobs = self.broker.queue("jobs")
@@ -84,7 +84,7 @@ class Stage:
         for _ in range(suspects):
             self.client_session._suspect(self.broker.connection.engine.messages.reserve())
 
-    def close(self) -> None:
+    def close(self):
         for broker in (self.broker, *self.opened):
             broker.close()
         self.client.close()
@@ -98,13 +98,13 @@ class Call(NamedTuple):
     walks: bool = False
 
 
-def _in_block(stage: Any, error: type[Exception] | None = None) -> None:
+def _in_block(stage, error=None):
     with suppress(ZeroDivisionError), stage.job:
         if error is not None:
             raise error
 
 
-CALLS: dict[str, Call] = {
+CALLS = {
     "Broker.open": Call(lambda s: s.opened.append(Broker.open(s.url, **OPTIONS)), CONNECT_S),
     "Broker.declare": Call(lambda s: s.broker.declare("other")),
     "Broker.queues": Call(lambda s: s.broker.queues()),
@@ -202,7 +202,7 @@ ELSEWHERE = {
 KINDS = (Broker, Queue, Consumer, Job, DeadLetters, Inspection, Topology, Transfer)
 
 
-def test_no_public_call_is_left_out() -> None:
+def test_no_public_call_is_left_out():
     verbs = {
         f"{kind.__name__}.{name}"
         for kind in KINDS
@@ -214,7 +214,7 @@ def test_no_public_call_is_left_out() -> None:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStore]:
+def store(request, monkeypatch):
     with late_store(monkeypatch, writers_take_turns=getattr(request, "param", False)) as store:
         yield store
 
@@ -223,7 +223,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 both = pytest.mark.parametrize("store", [False, True], indirect=True, ids=["cluster", "file"])
 
 
-def measure(store: LateStore, prepare: Callable[[], Any], call: Call, lateness: Lateness | None, after: int) -> float:
+def measure(store, prepare, call, lateness, after):
     """How long it took. ``store.begun`` tells of how many transactions it consisted."""
     store.turn(None)
     stage = prepare()
@@ -240,7 +240,7 @@ def measure(store: LateStore, prepare: Callable[[], Any], call: Call, lateness: 
     return took_s
 
 
-def overdue(store: LateStore, prepare: Callable[[], Any], call: Call) -> list[str]:
+def overdue(store, prepare, call):
     """In which weather it broke its promise."""
     found = []
     measure(store, prepare, call, None, 0)
@@ -257,14 +257,14 @@ def overdue(store: LateStore, prepare: Callable[[], Any], call: Call) -> list[st
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_ends_in_time(store: LateStore, name: str) -> None:
+def test_a_call_ends_in_time(store, name):
     assert overdue(store, Stage, CALLS[name]) == []
 
 
 class Awaited(Stage):
     """The same through the other face."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop):
         super().__init__(contested=True, suspects=3)
         self.loop = loop
         self.sync = self.broker
@@ -276,7 +276,7 @@ class Awaited(Stage):
 @pytest.mark.parametrize(
     "name", [name for name in CALLS if name.startswith(("Broker.take", "Queue.take", "Consumer.", "Job."))]
 )
-def test_an_awaited_call_ends_in_time(store: LateStore, name: str) -> None:
+def test_an_awaited_call_ends_in_time(store, name):
     loop = Loop()
     assert overdue(store, partial(Awaited, loop), CALLS[name]) == []
     loop.close()
@@ -285,7 +285,7 @@ def test_an_awaited_call_ends_in_time(store: LateStore, name: str) -> None:
 @both
 @pytest.mark.parametrize("contested", [False, True], ids=["alone", "contested"])
 @pytest.mark.parametrize("name", [name for name in CALLS if "take" in name or "next" in name])
-def test_a_take_ends_in_time_whatever_is_to_be_recovered(store: LateStore, name: str, contested: bool) -> None:
+def test_a_take_ends_in_time_whatever_is_to_be_recovered(store, name, contested):
     assert overdue(store, partial(Stage, contested=contested, suspects=3), CALLS[name]) == []
 
 
@@ -295,7 +295,7 @@ def test_a_take_ends_in_time_whatever_is_to_be_recovered(store: LateStore, name:
 class Connected:
     """A connection with a channel that holds a message, and may consume."""
 
-    def __init__(self, *, consumes: str = "", suspects: int = 0, **options: Any) -> None:
+    def __init__(self, *, consumes="", suspects=0, **options):
         self.connection = Connection(next(URLS), transport_options={**OPTIONS, **options}, connect_timeout=CONNECT_S)
         self.transport = self.connection.transport
         self.channel = channel = self.connection.default_channel
@@ -309,37 +309,37 @@ class Connected:
         self.client = channel.client
         for _ in range(suspects):
             self.client.session()._suspect(channel.engine.messages.reserve())
-        self.got: list[Any] = []
+        self.got = []
         if consumes:
             channel.basic_consume(consumes, False, self.got.append, "tag")
 
-    def drain(self) -> None:
+    def drain(self):
         with suppress(TimeoutError):
             self.connection.drain_events(timeout=WAIT_S)
 
-    def close(self) -> None:
+    def close(self):
         self.connection.close()
         self.client.close()
 
 
-def _batch(stage: Connected) -> None:
+def _batch(stage):
     producer = Producer(stage.channel)
     with producer.batch():
         for body in "ab":
             producer.publish(body, exchange="x", routing_key="k")
 
 
-def _publish_unroutable(stage: Connected) -> None:
+def _publish_unroutable(stage):
     with warnings.catch_warnings(category=UndeliverableWarning, action="ignore"):
         stage.channel.basic_publish(stage.channel.prepare_message("a"), "x", "other")
 
 
-def _consume_undeclared(stage: Connected) -> None:
+def _consume_undeclared(stage):
     with suppress(NotFound):
         stage.channel.basic_consume("none", False, stage.got.append)
 
 
-VERBS: dict[str, Call] = {
+VERBS = {
     "exchange_declare": Call(lambda s: s.channel.exchange_declare("y")),
     "exchange_declare, passive": Call(lambda s: s.channel.exchange_declare("x", passive=True)),
     "exchange_delete": Call(lambda s: s.channel.exchange_delete("x")),
@@ -377,7 +377,7 @@ VERBS: dict[str, Call] = {
 
 #: A drain asks the store where writers take turns; elsewhere the thread of its connection does.
 @pytest.mark.parametrize(("name", "store"), [(name, name == "drain_events") for name in VERBS], indirect=["store"])
-def test_a_verb_of_kombus_ends_in_time(store: LateStore, name: str) -> None:
+def test_a_verb_of_kombus_ends_in_time(store, name):
     consumes = "empty" if name == "drain_events" else ""
     options = {"deadletter_queue": "q"} if "unroutable" in name else {}
     assert overdue(store, partial(Connected, suspects=3, consumes=consumes, **options), VERBS[name]) == []
@@ -389,7 +389,7 @@ def test_a_verb_of_kombus_ends_in_time(store: LateStore, name: str) -> None:
 class Ending(Connected):
     """With two consumers, and messages in every state."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(suspects=1)
         self.broker = Broker(self.client)
         self.broker.queue("jobs").put_many("abc")
@@ -402,12 +402,12 @@ class Ending(Connected):
             self.connection.drain_events(timeout=WAIT_S)
         self.channel.client.attempted.update(self.channel.qos._held.leases.values())
 
-    def close(self) -> None:
+    def close(self):
         self.broker.close()
         super().close()
 
 
-ENDS: dict[str, Call] = {
+ENDS = {
     "Broker.close": Call(lambda s: s.broker.close(), ENDING_S, walks=True),
     "Channel.close": Call(lambda s: s.channel.close(), ENDING_S, walks=True),
     "Connection.close": Call(lambda s: s.connection.close(), ENDING_S, walks=True),
@@ -417,5 +417,5 @@ ENDS: dict[str, Call] = {
 
 @both
 @pytest.mark.parametrize("name", ENDS)
-def test_an_end_waits_in_vain_for_four_seconds(store: LateStore, name: str) -> None:
+def test_an_end_waits_in_vain_for_four_seconds(store, name):
     assert overdue(store, Ending, ENDS[name]) == []

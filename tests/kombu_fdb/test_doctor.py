@@ -425,7 +425,7 @@ def test_a_store_that_fails_meanwhile_is_no_reason_not_to_start():
     assert found == ("warn", "distance", "not measured: a fault was injected", "Run the doctor again.")
 
 
-def test_a_terminal_that_lacks_a_letter_is_told_its_code(tmp_path: Path) -> None:
+def test_a_terminal_that_lacks_a_letter_is_told_its_code(tmp_path):
     """It was a ``UnicodeEncodeError``, from the command that errors name as the next step."""
     command = [sys.executable, "-m", "kombu_fdb.doctor", f"fdb+sqlite:///{tmp_path}/\xfc.db"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

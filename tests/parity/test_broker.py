@@ -1,7 +1,5 @@
 """The broker itself: what it shares, and what importing it costs."""
 
-from __future__ import annotations
-
 import pytest
 from kit.processes import run_python
 

@@ -1,7 +1,5 @@
 """A task is found and taken back by its id, wherever it waits, with no worker running."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.invariants import leftovers
 
@@ -30,7 +28,7 @@ def test_every_copy_of_a_routed_task_is_cancelled(bench):
 def test_the_loser_of_the_race_for_a_task_changes_nothing(bench):
     """A claim that commits first makes the cancellation look again; afterwards the task is the worker's."""
     bench.put(b"a")
-    taken: list[Lease] = []
+    taken = []
     engine, keys = bench.another(), bench.engine.keys
     read = keys.task
 

@@ -5,10 +5,7 @@ others' servers, ours is still held against what they did; with them, the record
 different, docs/migrating.md says so.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from kit.celery_versions import since_celery
 MIGRATING = Path(__file__).parents[2] / "docs" / "migrating.md"
 
 #: The differences that docs/migrating.md lists, and which situations show them.
-DIFFERENCES: dict[str, tuple[str, ...]] = {
+DIFFERENCES = {
     "waiting": (
         *("warm-delayed-*", "cold-delayed-*", "lost-delayed-*"),
         *("warm-retry_later-*", "cold-retry_later-*", "lost-retry_later-*"),
@@ -47,28 +44,28 @@ WAIT = [
 Came = dict[str, dict[str, Any]]
 
 
-def documented() -> set[str]:
+def documented():
     table = MIGRATING.read_text().split("<!-- differences -->")[1].split("<!-- /differences -->")[0]
     return set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE))
 
 
-def as_peers(ours: Came, redis: Came, rabbitmq: Came) -> bool:
+def as_peers(ours, redis, rabbitmq):
     """As on one of them. Redis has no dead letters: those are as on RabbitMQ."""
 
-    def dead(came: Came) -> dict[str, Any]:
+    def dead(came):
         return {role: facts["dead"] for role, facts in came.items() if "dead" in facts}
 
-    def rest(came: Came) -> Came:
+    def rest(came):
         return {role: {name: fact for name, fact in facts.items() if name != "dead"} for role, facts in came.items()}
 
     return ours == rabbitmq or (rest(ours) == rest(redis) and dead(ours) == dead(rabbitmq))
 
 
 @pytest.fixture(scope="module")
-def differing() -> dict[str, set[str]]:
+def differing():
     """The situations that come to something else on ours, by the difference; under "" what none explains."""
     redis, rabbitmq = came_to("redis"), came_to("rabbitmq")
-    found: dict[str, set[str]] = {}
+    found = {}
     for name in ("sqlite", "installed"):
         for situation, ours in came_to(name).items():
             if not as_peers(ours, redis[situation], rabbitmq[situation]):
@@ -77,28 +74,28 @@ def differing() -> dict[str, set[str]]:
     return found
 
 
-def explaining(situation: str) -> Iterator[str]:
+def explaining(situation):
     found = [name for name, kinds in DIFFERENCES.items() if any(fnmatchcase(situation, kind) for kind in kinds)]
     yield from found or [""]
 
 
-def test_each_situation_is_recorded() -> None:
+def test_each_situation_is_recorded():
     names = [each.name for each in SITUATIONS]
     assert len(names) == len(set(names))
     assert list(came_to("redis")) == names
 
 
-def test_what_differs_is_in_the_docs(differing: dict[str, set[str]]) -> None:
+def test_what_differs_is_in_the_docs(differing):
     assert differing.pop("", set()) == set()
     assert differing.keys() == DIFFERENCES.keys() == documented()
 
 
 @pytest.mark.parametrize("kind", [kind for kinds in DIFFERENCES.values() for kind in kinds])
-def test_no_difference_is_listed_that_is_none(differing: dict[str, set[str]], kind: str) -> None:
+def test_no_difference_is_listed_that_is_none(differing, kind):
     assert any(fnmatchcase(situation, kind) for situations in differing.values() for situation in situations)
 
 
-def test_a_line_that_is_seen_in_part_is_read_with_its_rest(tmp_path: Path) -> None:
+def test_a_line_that_is_seen_in_part_is_read_with_its_rest(tmp_path):
     path = tmp_path / "events"
     events = Events(path)
     for part in ('["a-task", "r', 'uns"]\n["a', '-task", "runs"]\n'):
@@ -117,7 +114,7 @@ quiet = pytest.mark.filterwarnings("ignore:task_allow_error_cb_on_chord_header")
 @pytest.mark.process
 @pytest.mark.replay
 @pytest.mark.parametrize("name", ["sqlite", "installed", *PEERS])
-def test_the_situations_come_to_what_is_recorded(name: str, tmp_path: Path) -> None:
+def test_the_situations_come_to_what_is_recorded(name, tmp_path):
     if (reason := missing(name)) is not None:
         pytest.skip(reason)
     with broker(name, tmp_path) as at:
@@ -129,12 +126,12 @@ def test_the_situations_come_to_what_is_recorded(name: str, tmp_path: Path) -> N
 @pytest.mark.process
 @pytest.mark.replay
 @pytest.mark.foundationdb
-def test_the_situations_come_to_the_same_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
+def test_the_situations_come_to_the_same_on_a_cluster(cluster, tmp_path):
     with broker("installed", tmp_path, f"fdb://{cluster.connection_string}/parity") as at:
         check(at, came_to("installed"))
 
 
-def check(at: Any, recorded: dict[str, Came]) -> None:
+def check(at, recorded):
     played = play(at, recorded)
     differ = {name: (came, recorded[name]) for name, came in played.items() if came != recorded[name]}
     assert differ == {}, "now, and as recorded"

@@ -1,7 +1,5 @@
 """Dead letters: read, count, replay and discard them, in parts (the processing queue's "DLQ reader and replay")."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """A publication with a dedup id is stored once within its window: ONCE-PUBLISHED."""
 
-from __future__ import annotations
-
 import pytest
 
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError

@@ -4,8 +4,6 @@ They are FoundationDB's queue recipe and its processing queue, Tarantool's queue
 sub-queues are the keys of one queue here, and queue-by.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest
@@ -230,7 +228,7 @@ def test_conflict_free_enqueue(key):
     rival = bench.another()
     counted.reset()
 
-    def rival_commits_first() -> None:
+    def rival_commits_first():
         memory.before_commit = None
         rival.publisher.publish([Publication("", "q", b"rival", key=key)])
 
@@ -246,7 +244,7 @@ def test_high_contention_dequeue(another, threads):
     expected = sorted(b"%d" % number for number in range(200))
     brokers[0].queue("q").put_many(expected)
 
-    def consume(broker) -> list[bytes]:
+    def consume(broker):
         taken = []
         while (job := broker.queue("q").take(0)) is not None or broker.queue("q").count():
             if job is not None:

@@ -1,7 +1,5 @@
 """Tasks that are cancelled at any await, loops that are closed, forks: no job is lost or held without an owner."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import gc

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from kit.faces import Driven, Loop
 
@@ -13,18 +8,18 @@ OPTIONS = {"poll_interval": 3600.0}
 
 
 @pytest.fixture
-def url(any_store: str) -> str:
+def url(any_store):
     return any_store
 
 
 @pytest.fixture
-def sync(url: str) -> Iterator[Broker]:
+def sync(url):
     with Broker.open(url, **OPTIONS) as broker:
         yield broker
 
 
 @pytest.fixture
-def broker(url: str, sync: Broker) -> Iterator[Any]:
+def broker(url, sync):
     """Either face of an open broker: asyncio's, which is made of the other one, and on SQLite that one alone."""
     if url.startswith("fdb+sqlite:"):
         yield sync
@@ -36,6 +31,6 @@ def broker(url: str, sync: Broker) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _jobs_are_kept(request: pytest.FixtureRequest) -> None:
+def _jobs_are_kept(request):
     if "drops_jobs" not in request.keywords and request.path.name == "test_faces.py":
         request.getfixturevalue("jobs_are_kept")

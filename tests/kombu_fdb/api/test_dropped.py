@@ -1,13 +1,9 @@
 """Jobs and brokers of the Python API that are no longer referenced."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from kit.processes import until
@@ -15,7 +11,6 @@ from kit.processes import until
 from kombu_fdb import Broker
 from kombu_fdb.api import consumer
 from kombu_fdb.errors import StoreError, StoreFull, StoreUnavailable
-from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 
 DEADLINE_S = 60.0
@@ -27,23 +22,23 @@ class Full(StoreFull):
     fills = True
 
 
-def refuse(*_: Any, **__: Any) -> None:
+def refuse(*_, **__):
     raise Full
 
 
 @pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
+def broker(url):
     """This one drops it, so it is neither face's."""
     with Broker.open(url) as broker:
         yield broker
 
 
-def placed(broker: Broker) -> tuple[int, int]:
+def placed(broker):
     stats = broker.queue("jobs").stats()
     return stats.ready, stats.leased
 
 
-def test_a_dropped_job_goes_back_and_the_attempt_counts(broker: Broker) -> None:
+def test_a_dropped_job_goes_back_and_the_attempt_counts(broker):
     jobs = broker.queue("jobs")
     jobs.put_many([b"first", b"second"])
     job = jobs.take(timeout=DEADLINE_S)
@@ -57,16 +52,14 @@ def test_a_dropped_job_goes_back_and_the_attempt_counts(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("settle", ["ack", "release", "bury", "extend"])
-def test_a_job_that_is_dropped_after_an_error_goes_back(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, settle: str
-) -> None:
+def test_a_job_that_is_dropped_after_an_error_goes_back(broker, monkeypatch, settle):
     """At once, and not when Python looks for garbage."""
     jobs = broker.queue("jobs")
     jobs.put(b"x")
     database = broker.connection.engine.transactions.retry.database
     begin = type(database).begin
 
-    def begin_in_vain(*arguments: Any, **keywords: Any) -> Any:
+    def begin_in_vain(*arguments, **keywords):
         tr = begin(database, *arguments, **keywords)
         tr.cancel()
         return tr
@@ -87,7 +80,7 @@ def test_a_job_that_is_dropped_after_an_error_goes_back(
     until(lambda: placed(broker) == (1, 0))
 
 
-def test_a_job_that_is_dropped_again_and_again_is_a_dead_letter(url: str) -> None:
+def test_a_job_that_is_dropped_again_and_again_is_a_dead_letter(url):
     with Broker.open(url, delivery_limit=2) as broker:
         jobs = broker.queue("jobs")
         jobs.put(b"poison")
@@ -99,15 +92,13 @@ def test_a_job_that_is_dropped_again_and_again_is_a_dead_letter(url: str) -> Non
         )
 
 
-def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(broker, monkeypatch):
     """BOUNDED: a loop took each job of the queue, and the process held them all."""
     jobs = broker.declare("jobs", arguments={"x-delivery-limit": 0})
     jobs.put_many([b"x"] * 5)
     monkeypatch.setattr(consumer, "MOST_DEFERRED", 3)
 
-    def work() -> None:
+    def work():
         for job in jobs.consume(timeout=DEADLINE_S, limit=5):
             with suppress(ZeroDivisionError), job:
                 raise ZeroDivisionError
@@ -124,7 +115,7 @@ def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(
 
 
 @pytest.mark.parametrize("settle", ["ack", "release", "bury"])
-def test_a_settled_job_is_left_alone(broker: Broker, settle: str) -> None:
+def test_a_settled_job_is_left_alone(broker, settle):
     jobs = broker.queue("jobs")
     jobs.put(b"x")
     job = jobs.take(timeout=DEADLINE_S)
@@ -134,11 +125,11 @@ def test_a_settled_job_is_left_alone(broker: Broker, settle: str) -> None:
     assert not calls
 
 
-def test_a_dropped_broker_closes(url: str, broker: Broker) -> None:
+def test_a_dropped_broker_closes(url, broker):
     jobs = broker.queue("jobs")
     jobs.put_many([str(number) for number in range(4)])
 
-    def forget() -> weakref.ref[Broker]:
+    def forget():
         other = Broker.open(url, ack_delay_ms=2.5)  # a session of its own
         held = other.queue("jobs").take_many(3, timeout=DEADLINE_S)
         held.append(other)  # type: ignore[arg-type] # a cycle, which only the collector ends
@@ -146,7 +137,7 @@ def test_a_dropped_broker_closes(url: str, broker: Broker) -> None:
         held[0].again = held  # type: ignore[attr-defined]
         return weakref.ref(other)
 
-    def is_collected() -> bool:
+    def is_collected():
         gc.collect()  # a further time if another thread, as that which settles for a finalizer, had a part of the cycle
         return reference() is None
 
@@ -157,11 +148,11 @@ def test_a_dropped_broker_closes(url: str, broker: Broker) -> None:
     until(lambda: len(broker._engine.sessions.beats()) == 1)  # its session has ended
 
 
-def test_one_active_consumer_that_is_dropped_makes_way(url: str, broker: Broker) -> None:
+def test_one_active_consumer_that_is_dropped_makes_way(url, broker):
     jobs = broker.declare("jobs", arguments={"x-single-active-consumer": True})
     jobs.put_many([b"first", b"second"])
 
-    def forget() -> None:
+    def forget():
         other = Broker.open(url)
         job = other.queue("jobs").take(timeout=DEADLINE_S)
         assert job is not None
@@ -175,9 +166,7 @@ def test_one_active_consumer_that_is_dropped_makes_way(url: str, broker: Broker)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, KeyboardInterrupt])
-def test_one_active_consumer_that_closes_in_vain_makes_way(
-    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
+def test_one_active_consumer_that_closes_in_vain_makes_way(url, broker, monkeypatch, error):
     """Within its process, whose session goes on."""
     jobs = broker.declare("jobs", arguments={"x-single-active-consumer": True})
     jobs.put_many([b"first", b"second"])
@@ -187,7 +176,7 @@ def test_one_active_consumer_that_closes_in_vain_makes_way(
 
     leave, closing = type(other._engine.queues).leave, threading.current_thread()
 
-    def refuse(*arguments: Any) -> Any:
+    def refuse(*arguments):
         if error is KeyboardInterrupt and threading.current_thread() is not closing:
             return leave(*arguments)  # a signal comes to the main thread only
         raise error
@@ -202,9 +191,7 @@ def test_one_active_consumer_that_closes_in_vain_makes_way(
 
 @pytest.mark.parametrize("is_active", [True, False])
 @pytest.mark.parametrize("when", ["before", "behind"])
-def test_one_active_consumer_that_another_thread_closes_makes_way(
-    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str, *, is_active: bool
-) -> None:
+def test_one_active_consumer_that_another_thread_closes_makes_way(url, broker, monkeypatch, when, *, is_active):
     """Before or behind a claim that is made for it. What that has leased goes back before the next one begins."""
     jobs = broker.declare("jobs", arguments={"x-single-active-consumer": True})
     jobs.put_many([b"0", b"1", b"2"])
@@ -213,12 +200,12 @@ def test_one_active_consumer_that_another_thread_closes_makes_way(
     if is_active:
         other.queue("jobs").take(timeout=DEADLINE_S).ack()
 
-    def take() -> None:
+    def take():
         job = jobs.take(timeout=DEADLINE_S)
         taken.append(job.payload)
         job.ack()
 
-    def close_and_claim(*arguments: Any, **named: Any) -> Any:
+    def close_and_claim(*arguments, **named):
         monkeypatch.undo()
         found = claim(*arguments, **named) if when == "behind" else None
         other.close()
@@ -234,8 +221,8 @@ def test_one_active_consumer_that_another_thread_closes_makes_way(
     assert taken == [b"0", b"1", b"2"][is_active:]
 
 
-def test_one_that_only_put_closes_the_store(url: str) -> None:
-    def forget() -> Client:
+def test_one_that_only_put_closes_the_store(url):
+    def forget():
         other = Broker.open(url, ack_delay_ms=3.5)
         other.queue("jobs").put(b"x")
         cycle = [other]

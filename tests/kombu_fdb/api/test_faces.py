@@ -1,7 +1,5 @@
 """What every verb of the API does, of both faces: sync, and asyncio's driven from outside."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import pickle

@@ -1,12 +1,10 @@
-from typing import Any
-
 import pytest
 
 from kombu_fdb import InvalidArgument
 
 
 @pytest.mark.parametrize("verb", ["peek", "page"])
-def test_a_misspelt_state_is_not_an_empty_queue(broker: Any, verb: str) -> None:
+def test_a_misspelt_state_is_not_an_empty_queue(broker, verb):
     jobs = broker.queue("jobs")
     jobs.put("build 42")
     with pytest.raises(InvalidArgument, match="Known states: ready, delayed, leased"):

@@ -1,9 +1,6 @@
 """Takers who stand in a wait queue (``combiner_client.py``): what they leave, and what they must not miss."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import pytest
 from kit.processes import until
@@ -25,12 +22,12 @@ Processes = Callable[[], Broker]
 
 
 @pytest.fixture
-def process() -> Iterator[Processes]:
+def process():
     """Each has a session of its own, and knows that q is contested."""
     options = Options(poll_interval=3600.0)
-    clients: list[Client] = []
+    clients = []
 
-    def another() -> Broker:
+    def another():
         clients.append(Client(locate(parse_url("fdb+memory://lines"), options), options))
         broker = Broker(clients[-1])
         broker.connection.contention.contest(["q"])
@@ -42,18 +39,18 @@ def process() -> Iterator[Processes]:
             client.close()
 
 
-def combiner(broker: Broker) -> int:
+def combiner(broker):
     """How many rows there are in lines."""
     engine = broker.connection.engine
     return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_wait_queues)))
 
 
-def demands(broker: Broker) -> int:
+def demands(broker):
     engine = broker.connection.engine
     return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_demands)))
 
 
-def test_takes_leave_no_rows(process: Processes) -> None:
+def test_takes_leave_no_rows(process):
     broker = process()
     queue = broker.queue("q")
     for _ in range(10):
@@ -66,16 +63,14 @@ def test_takes_leave_no_rows(process: Processes) -> None:
     assert demands(broker) <= 2, "the last ones go with the next, or with the session"
 
 
-def test_any_number_may_be_asked_for(process: Processes) -> None:
+def test_any_number_may_be_asked_for(process):
     queue = process().queue("q")
     queue.put_many(["a", "b"])
     jobs = queue.take_many(10**12, timeout=PATIENCE_S)
     assert [job.payload for job in jobs] == [b"a", b"b"]
 
 
-def test_who_waits_in_the_wait_queue_is_served_there_when_it_is_not_contested_any_more(
-    process: Processes, threads: ThreadPoolExecutor
-) -> None:
+def test_who_waits_in_the_wait_queue_is_served_there_when_it_is_not_contested_any_more(process, threads):
     """Another thread of its connection has found no rival there."""
     theirs, ours = process(), process()
     first = theirs.connection.engine
@@ -93,9 +88,7 @@ def test_who_waits_in_the_wait_queue_is_served_there_when_it_is_not_contested_an
     job.ack()
 
 
-def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
-    process: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(process, monkeypatch):
     broker = process()
     first = broker.connection.engine
     first.messages.join(Demand(wait_queue.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1))
@@ -106,17 +99,17 @@ def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
 
 
 class InterruptedBell(Bell):
-    def wait(self, timeout_s: float | None) -> bool:
+    def wait(self, timeout_s):
         raise KeyboardInterrupt
 
 
-def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_granted_as_the_time_runs_out_is_taken(process, monkeypatch):
     theirs, ours = process(), process()
     first = theirs.connection.engine
     demand = Demand(wait_queue.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
     first.messages.join(demand)
 
-    def grant_and_end(take: consumer.Take, bell: Bell, _stopped: object) -> bool:
+    def grant_and_end(take, bell, _stopped):
         if combiner(ours) < 2:
             consumer.disarm(take.arm(bell.ring))
             return True

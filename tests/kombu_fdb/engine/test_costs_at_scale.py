@@ -4,22 +4,17 @@ The rows of the large store are written past the engine, as a million publicatio
 what the engine writes is shown by the verbs, which find their way through them.
 """
 
-from __future__ import annotations
-
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.costs import Cost, CountingDatabase
+from kit.costs import CountingDatabase
 from kit.duties import promote_all, replay
 from kit.records import record_of
 
-from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
-from kombu_fdb.model import Lease, Publication, View
+from kombu_fdb.keyspace.layout import pack_stamp
+from kombu_fdb.model import Publication, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -33,17 +28,17 @@ KEYS = 4_000
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(1200)]
 
 
-def stamp(number: int) -> bytes:
+def stamp(number):
     return pack_stamp(number.to_bytes(10, "big") + bytes(2))
 
 
-def record(number: int, key: str = "") -> bytes:
+def record(number, key=""):
     return record_of(
         number.to_bytes(16, "big"), b"a", published_ms=0, expires_ms=0, key=key, task_id=f"task-{number}"
     ).encode()
 
 
-def plain(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
+def plain(keys, number):
     """Ready and delayed messages of the queue "q", as many of each, and what goes with them."""
     ready, rank = keys.ready("q"), keys.rank(0)
     delayed = keys.delayed_prefix("q", LATER_MS, rank)[:-1]
@@ -56,7 +51,7 @@ def plain(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
         yield keys.count("q", state), number.to_bytes(8, "little")
 
 
-def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
+def keyed(keys, number):
     """Keys of the queue "fair" with one message each, at which no consumer has looked yet."""
     rank = keys.rank(0)
     for each in range(number):
@@ -69,7 +64,7 @@ def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Bench]]:
+def benches(tmp_path_factory):
     """The same in a small store and in a large one."""
     folder = tmp_path_factory.mktemp("million")
     opened = [_bench(folder / "small.db", 2_000, KEYS), _bench(folder / "large.db", MILLION, MILLION)]
@@ -79,7 +74,7 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, B
     (folder / "large.db").unlink()
 
 
-def _bench(path: Path, messages: int, keys: int) -> Bench:
+def _bench(path, messages, keys):
     bench = Bench(CountingDatabase(SqliteDatabase.open(str(path))))
     bench.database.commit_may_be_unknown = True  # as on FoundationDB, with commit tokens
     bench.engine.queues.declare(QueueDeclaration("q"))
@@ -92,7 +87,7 @@ def _bench(path: Path, messages: int, keys: int) -> Bench:
     return bench
 
 
-def cost(bench: Bench, verb: Callable[[Bench], object]) -> Cost:
+def cost(bench, verb):
     bench.database.reset()
     verb(bench)
     paid = bench.database.total()
@@ -100,11 +95,11 @@ def cost(bench: Bench, verb: Callable[[Bench], object]) -> Cost:
     return paid
 
 
-def leases(bench: Bench, queue: str = "q", limit: int = 8) -> list[Lease]:
+def leases(bench, queue="q", limit=8):
     return [delivery.lease for delivery in bench.take(limit, queue)]
 
 
-VERBS: dict[str, Callable[[Bench], object]] = {
+VERBS = {
     "publish": lambda bench: bench.put(b"a", task_id="t"),
     "publish urgent": lambda bench: bench.put(b"a", priority=9),
     "publish delayed": lambda bench: bench.put(b"a", due_ms=LATER_MS),
@@ -138,13 +133,13 @@ VERBS: dict[str, Callable[[Bench], object]] = {
 }
 
 
-def reschedule(bench: Bench, due_ms: int) -> None:
+def reschedule(bench, due_ms):
     """The first one on a page."""
     (listed,) = bench.engine.inspect.page("q", View("delayed"), 1).messages
     assert bench.engine.messages.reschedule("q", listed.spot, due_ms, payload=b"b")
 
 
-def test_a_million_messages_and_keys_change_no_cost(benches: tuple[Bench, Bench], subtests: pytest.Subtests) -> None:
+def test_a_million_messages_and_keys_change_no_cost(benches, subtests):
     for name, verb in VERBS.items():
         with subtests.test(name):
             small, large = (cost(bench, verb) for bench in benches)
@@ -156,10 +151,10 @@ def test_a_million_messages_and_keys_change_no_cost(benches: tuple[Bench, Bench]
         check_size(benches)
 
 
-def check_keys(benches: tuple[Bench, Bench]) -> None:
+def check_keys(benches):
     """Claim after claim: the keys are met, come into the ring, have their turns and leave it."""
 
-    def serve(bench: Bench) -> list[Cost]:
+    def serve(bench):
         bench.engine.transactions.rng = random.Random(3)
         return [cost(bench, lambda bench: bench.engine.messages.ack(leases(bench, "fair"))) for _ in range(60)]
 
@@ -170,8 +165,8 @@ def check_keys(benches: tuple[Bench, Bench]) -> None:
     assert max(paid.conflict_keys for paid in large) <= max(paid.conflict_keys for paid in small)
 
 
-def check_size(benches: tuple[Bench, Bench]) -> None:
-    engine: Engine = benches[1].engine
+def check_size(benches):
+    engine = benches[1].engine
     assert engine.inspect.counts("q").delayed >= MILLION - 1_000  # a part was purged
     assert engine.inspect.counts("fair").ready >= MILLION - KEYS
     assert [found.state for found in engine.inspect.find_task("task-999999")] == ["ready"]

@@ -5,17 +5,13 @@ ends at five thousand of them, for ever (FoundationDB's transactions live 5 s); 
 up the thread that waits for it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import lru_cache
 
 import pytest
 from kit.costs import Cost, CountingDatabase
-from kit.faults import FaultyDatabase
-from kit.whole.stage import Sizes, Stage, Store, store_of
-from kit.whole.verbs import VERBS, Verb, facade_verbs
+from kit.whole.stage import Sizes, Stage, store_of
+from kit.whole.verbs import VERBS, facade_verbs
 
 from kombu_fdb.engine.messages.message import read_all
 
@@ -44,18 +40,18 @@ ONE_BY_ONE = {
 
 
 @lru_cache(None)
-def store(dimension: str) -> Store:
+def store(dimension):
     """Small, but for that."""
     many = MANY_LARGE if dimension == "large" else MANY
     return store_of(replace(SMALL, **{dimension: many}) if dimension else SMALL)
 
 
-def way(database: FaultyDatabase) -> CountingDatabase:
+def way(database):
     """Each round trip takes its time, by the clock that the verb and the store have."""
     return CountingDatabase(database, clock=database.clock, trip_s=TRIP_S)  # type: ignore[arg-type]  # a stage's is manual
 
 
-def paid(of: Store, verb: Verb) -> tuple[int, int]:
+def paid(of, verb):
     """Round trips in all, and of the worst transaction."""
     stage = Stage(of, way)
     assert isinstance(stage.way, CountingDatabase)
@@ -65,14 +61,14 @@ def paid(of: Store, verb: Verb) -> tuple[int, int]:
     return stage.way.total().round_trips, worst.round_trips
 
 
-def allowed(name: str, dimension: str) -> float:
+def allowed(name, dimension):
     """How many more than with few."""
     more = MANY_LARGE - FEW_LARGE if dimension == "large" else MANY - FEW
     return FURTHER + more * ONE_BY_ONE.get((name, dimension), SHARED)
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_round_trips_do_not_grow_with_what_there_is(name: str) -> None:
+def test_round_trips_do_not_grow_with_what_there_is(name):
     few, _ = paid(store(""), VERBS[name])
     for dimension in DIMENSIONS:
         many, worst = paid(store(dimension), VERBS[name])
@@ -80,23 +76,23 @@ def test_round_trips_do_not_grow_with_what_there_is(name: str) -> None:
         assert worst <= MOST, f"with many {dimension}"
 
 
-def test_each_verb_of_the_facade_is_in_the_table() -> None:
+def test_each_verb_of_the_facade_is_in_the_table():
     assert facade_verbs(Stage(store("")).engine) == set(VERBS)
     assert {name for name, _ in ONE_BY_ONE} <= set(VERBS)
 
 
-def one_by_one(stage: Stage) -> None:
+def one_by_one(stage):
     """What each of these tests is to find."""
     keys = [key for key, _ in stage.engine.upkeep.rows(stage.keys.bindings("x"))]
     stage.engine.transactions.read(lambda work: [work.tr.get(key) for key in keys])
 
 
-def payloads(stage: Stage) -> None:
+def payloads(stage):
     rows = stage.engine.upkeep.rows((stage.keys.delayed("q"), stage.keys.delayed("q") + b"\xff"))
     stage.engine.transactions.read(lambda work: [read_all(work, [value]) for _, value in rows])
 
 
 @pytest.mark.parametrize(("verb", "dimension"), [(one_by_one, "bindings"), (one_by_one, "queues"), (payloads, "large")])
-def test_a_read_for_each_row_is_noticed(verb: Callable[[Stage], None], dimension: str) -> None:
+def test_a_read_for_each_row_is_noticed(verb, dimension):
     (few, _), (many, _) = paid(store(""), verb), paid(store(dimension), verb)
     assert many - few > allowed("", dimension)

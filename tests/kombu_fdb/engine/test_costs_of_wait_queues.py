@@ -1,13 +1,10 @@
 """What standing in a wait queue costs, exactly: each step, and a window of messages in all. As ``test_costs.py``."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
-from kit.costs import CountingDatabase, cost
+from kit.costs import cost
 
-from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.errors import Outrun
 from kombu_fdb.model import ClaimTerms, KeyLimits
 
@@ -16,16 +13,14 @@ WINDOW = 10
 
 
 @pytest.fixture
-def bench(counted: CountingDatabase) -> Bench:
+def bench(counted):
     bench = Bench(counted)
     bench.warm_up()
     return bench
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-def test_who_is_alone_looks_for_rivals_in_the_round_trip_that_it_makes_anyway(
-    bench: Bench, counted: CountingDatabase, key: str
-) -> None:
+def test_who_is_alone_looks_for_rivals_in_the_round_trip_that_it_makes_anyway(bench, counted, key):
     bench.put(*[b"a"] * 4, key=key)
     bench.take(1)
     regardless = cost(counted, lambda: bench.take(1))
@@ -35,10 +30,10 @@ def test_who_is_alone_looks_for_rivals_in_the_round_trip_that_it_makes_anyway(
     assert watchful.round_trips == regardless.round_trips
 
 
-def test_who_finds_rivals_has_done_nothing_else(bench: Bench, counted: CountingDatabase) -> None:
+def test_who_finds_rivals_has_done_nothing_else(bench, counted):
     Rival(bench)
 
-    def claim() -> None:
+    def claim():
         with pytest.raises(Outrun):
             bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True))
 
@@ -46,7 +41,7 @@ def test_who_finds_rivals_has_done_nothing_else(bench: Bench, counted: CountingD
     assert (paid.round_trips, paid.commits, paid.writes) == (2, 0, 0)
 
 
-def test_joining_conflicts_only_with_the_end_of_its_session(bench: Bench, counted: CountingDatabase) -> None:
+def test_joining_conflicts_only_with_the_end_of_its_session(bench, counted):
     one = Rival(bench)
     paid = cost(counted, lambda: one.join(over=[one.demand.first]))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (1, 0, 1 + TOKEN, 0)
@@ -54,7 +49,7 @@ def test_joining_conflicts_only_with_the_end_of_its_session(bench: Bench, counte
     assert paid.round_trips == 3
 
 
-def test_its_acks_cost_what_they_cost_alone(bench: Bench, counted: CountingDatabase) -> None:
+def test_its_acks_cost_what_they_cost_alone(bench, counted):
     one = Rival(bench, WINDOW)
     bench.put(*[b"a"] * WINDOW)
     leases = [each.lease for each in one.serve().deliveries]
@@ -64,7 +59,7 @@ def test_its_acks_cost_what_they_cost_alone(bench: Bench, counted: CountingDatab
     assert (paid.clears, paid.clear_ranges) == (0, 1)
 
 
-def test_acks_of_many_queues_do_not_read_them(bench: Bench, counted: CountingDatabase) -> None:
+def test_acks_of_many_queues_do_not_read_them(bench, counted):
     one = Rival(bench, 1, "q", *map(str, range(500)))
     bench.put(b"a")
     (held,) = one.serve().deliveries
@@ -73,9 +68,7 @@ def test_acks_of_many_queues_do_not_read_them(bench: Bench, counted: CountingDat
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_where_no_key_has_limits_an_ack_costs_the_claims_nothing(
-    bench: Bench, counted: CountingDatabase, *, limited: bool
-) -> None:
+def test_where_no_key_has_limits_an_ack_costs_the_claims_nothing(bench, counted, *, limited):
     """Else each claim reads the marks of the keys whose leases have ended."""
     bench.put(*[b"a"] * 20, key="k")
     if limited:
@@ -89,7 +82,7 @@ def test_where_no_key_has_limits_an_ack_costs_the_claims_nothing(
 
 
 @pytest.mark.parametrize("others", [1, 100])
-def test_a_look_does_not_grow_with_the_wait_queue(bench: Bench, counted: CountingDatabase, others: int) -> None:
+def test_a_look_does_not_grow_with_the_wait_queue(bench, counted, others):
     first, *_, last = [Rival(bench) for _ in range(others + 1)]
     paid = cost(counted, last.look)
     near = min(3, others)  # those right before it
@@ -99,7 +92,7 @@ def test_a_look_does_not_grow_with_the_wait_queue(bench: Bench, counted: Countin
     assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 2 + min(64, others + 1), 0, 3)
 
 
-def test_who_was_granted_something_has_it_in_one_round_trip(bench: Bench, counted: CountingDatabase) -> None:
+def test_who_was_granted_something_has_it_in_one_round_trip(bench, counted):
     one, two = Rival(bench, WINDOW), Rival(bench, WINDOW)
     bench.put(*[b"a"] * (2 * WINDOW))
     one.serve()
@@ -110,13 +103,11 @@ def test_who_was_granted_something_has_it_in_one_round_trip(bench: Bench, counte
 
 @pytest.mark.parametrize("key", ["", "k"])
 @pytest.mark.parametrize("rivals", [1, 10, 50])
-def test_a_service_costs_as_many_round_trips_as_one_claim(
-    bench: Bench, counted: CountingDatabase, rivals: int, key: str
-) -> None:
+def test_a_service_costs_as_many_round_trips_as_one_claim(bench, counted, rivals, key):
     line = [Rival(bench, WINDOW) for _ in range(rivals)]
     bench.put(*[b"a"] * (rivals * WINDOW), key=key)
     sight = line[0].look()
-    served: list[Served] = []
+    served = []
     paid = cost(counted, lambda: served.append(line[0].serve(sight)))
     assert served[0].others == rivals - 1
     assert paid.stamps == rivals  # how each demand stands now

@@ -1,7 +1,5 @@
 """A dump has every message of its queue, however many parts it takes, and whatever stands between them."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 
@@ -13,21 +11,20 @@ from kit.faults import FaultyDatabase
 from kombu_fdb.engine import transfer
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.model import NO_PRIORITY, Publication, StoredMessage
+from kombu_fdb.model import NO_PRIORITY, Publication
 from kombu_fdb.primitives.ranges import LATEST_MS
-from kombu_fdb.store.protocol import Transaction
 
 
-def dumped(bench: Bench, **how: bool) -> list[StoredMessage]:
+def dumped(bench, **how):
     return list(bench.engine.transfer.dump("q", **how))
 
 
-def payloads(bench: Bench, **how: bool) -> list[bytes]:
+def payloads(bench, **how):
     return [each.payload for each in dumped(bench, **how)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
-def test_in_parts_of_any_size(bench: Bench, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_in_parts_of_any_size(bench, monkeypatch, rows):
     """Each message once and in its order: those without a key, two keys, one after another, the delayed ones."""
     monkeypatch.setattr(transfer, "ROWS", rows)
     monkeypatch.setattr(transfer, "ROWS_OF_EACH", rows)
@@ -45,7 +42,7 @@ def test_in_parts_of_any_size(bench: Bench, monkeypatch: pytest.MonkeyPatch, row
 
 
 @pytest.mark.parametrize(("most_bytes", "parts"), [(1, 4), (20, 2), (30, 2), (1_000, 1)])
-def test_as_many_payloads_as_a_transaction_reads(most_bytes: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_payloads_as_a_transaction_reads(most_bytes, parts, monkeypatch):
     monkeypatch.setattr(transfer, "PAYLOAD_BYTES", most_bytes)
     bench = Bench(FaultyDatabase())
     bench.put(*(b"x" * 10 for _ in range(4)))
@@ -56,7 +53,7 @@ def test_as_many_payloads_as_a_transaction_reads(most_bytes: int, parts: int, mo
     assert len(looks) == parts
 
 
-def test_all_that_is_known_of_a_message(bench: Bench) -> None:
+def test_all_that_is_known_of_a_message(bench):
     """Also of one that was leased before, and of one that comes from a dead letter."""
     soon_ms = bench.clock.wall_ms() + 60_000
     published = Publication(
@@ -81,17 +78,17 @@ def test_all_that_is_known_of_a_message(bench: Bench) -> None:
     assert (letter.key, letter.keyed) == ("k", False), "it waits among all the others"
 
 
-def test_a_delayed_message_has_a_key_and_waits_among_no_others(bench: Bench) -> None:
+def test_a_delayed_message_has_a_key_and_waits_among_no_others(bench):
     bench.put(b"x", due_ms=2**41, key="k")
     (found,) = dumped(bench)
     assert (found.state, found.key, found.keyed, found.due_ms) == ("delayed", "k", False, 2**41)
 
 
-def lease(bench: Bench, number: int, value: bytes) -> None:
+def lease(bench, number, value):
     bench.write(lambda tr: tr.set(bench.engine.keys.lease(bench.session, number), value))
 
 
-def test_an_unreadable_lease_hides_no_other(bench: Bench) -> None:
+def test_an_unreadable_lease_hides_no_other(bench):
     lease(bench, 0, b"\xff")
     bench.put(b"a")
     bench.take()
@@ -99,7 +96,7 @@ def test_an_unreadable_lease_hides_no_other(bench: Bench) -> None:
     bench.write(lambda tr: tr.clear(bench.engine.keys.lease(bench.session, 0)))
 
 
-def test_a_message_whose_place_can_not_be_read_is_dumped(bench: Bench) -> None:
+def test_a_message_whose_place_can_not_be_read_is_dumped(bench):
     """Ready, among those with a key, and delayed: as the last of all, and never before its time."""
     keys = bench.engine.keys
     bench.put(b"a", b"b", b"c", due_ms=2**41)
@@ -115,12 +112,12 @@ def test_a_message_whose_place_can_not_be_read_is_dumped(bench: Bench) -> None:
     bench.clean()
 
 
-def misplace(key: bytes, there: bytes, value: bytes, tr: Transaction) -> None:
+def misplace(key, there, value, tr):
     tr.clear(key)
     tr.set(there, value)
 
 
-def test_a_newer_versions_lease_of_another_queue_is_no_hindrance(bench: Bench) -> None:
+def test_a_newer_versions_lease_of_another_queue_is_no_hindrance(bench):
     bench.put(b"theirs", queue="other")
     bench.take(1, "other")
     make_newer(bench, leases=True)
@@ -134,7 +131,7 @@ def test_a_newer_versions_lease_of_another_queue_is_no_hindrance(bench: Bench) -
     bench.clean()
 
 
-def test_a_message_whose_place_can_not_be_read_hides_no_other(bench: Bench) -> None:
+def test_a_message_whose_place_can_not_be_read_hides_no_other(bench):
     """It stands before all that have a key."""
     keys = bench.engine.keys
     bench.put(b"odd", due_ms=2**41)
@@ -145,7 +142,7 @@ def test_a_message_whose_place_can_not_be_read_hides_no_other(bench: Bench) -> N
     bench.clean()
 
 
-def test_leased_ones_come_in_the_order_in_which_they_were_published(bench: Bench) -> None:
+def test_leased_ones_come_in_the_order_in_which_they_were_published(bench):
     """Several of one transaction, and of keys in another order."""
     for key in ("b", "a"):
         bench.engine.publisher.publish([Publication("", "q", key.encode() + b"%d" % n, key=key) for n in range(2)])

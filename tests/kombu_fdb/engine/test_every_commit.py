@@ -1,7 +1,5 @@
 """A process dies after any commit of any verb, and the duties leave no row that nothing explains."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from functools import partial
@@ -10,8 +8,8 @@ import pytest
 from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.whole.explained import RULES, unexplained
 from kit.whole.mortal import Killed, MortalDatabase, small_parts
-from kit.whole.stage import Sizes, Stage, Store, store_of
-from kit.whole.verbs import VERBS, Verb, facade_verbs
+from kit.whole.stage import Sizes, Stage, store_of
+from kit.whole.verbs import VERBS, facade_verbs
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.scheduling import limit_changes
@@ -35,11 +33,11 @@ COME_WITH_A_VERB = {
 
 
 @pytest.fixture(scope="module")
-def store() -> Store:
+def store():
     return store_of(Sizes(messages=3, keys=2, bindings=2, consumers=3, queues=2))
 
 
-def commits(store: Store, verb: Verb) -> int:
+def commits(store, verb):
     stage = Stage(store, MortalDatabase)
     with pytest.MonkeyPatch.context() as monkeypatch:
         small_parts(monkeypatch, PART)
@@ -48,7 +46,7 @@ def commits(store: Store, verb: Verb) -> int:
     return stage.way.commits
 
 
-def left(store: Store, verb: Verb, most_commits: int) -> list[str]:
+def left(store, verb, most_commits):
     """What nothing explains, after the process that acts was killed with its so many-th commit."""
     stage = Stage(store, partial(MortalDatabase, most_commits=most_commits))
     with pytest.MonkeyPatch.context() as monkeypatch, suppress(Killed):
@@ -61,39 +59,39 @@ def left(store: Store, verb: Verb, most_commits: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_verb_that_is_killed_after_any_commit_leaves_nothing(store: Store, name: str) -> None:
+def test_a_verb_that_is_killed_after_any_commit_leaves_nothing(store, name):
     verb = VERBS[name]
     for most_commits in range(1, commits(store, verb) + 1):
         assert left(store, verb, most_commits) == [], f"after {most_commits} commits"
 
 
-def test_each_verb_of_the_facade_is_in_the_table(store: Store) -> None:
+def test_each_verb_of_the_facade_is_in_the_table(store):
     assert facade_verbs(Stage(store).engine) == set(VERBS)
 
 
-def test_each_kind_of_row_has_a_rule() -> None:
+def test_each_kind_of_row_has_a_rule():
     assert set(re.findall(r'^``\("(\w+)",', layout.__doc__ or "", re.MULTILINE)) == set(RULES)
 
 
-def test_the_stage_has_rows_of_each_kind(store: Store) -> None:
+def test_the_stage_has_rows_of_each_kind(store):
     """But for those that come with a verb, and what only a newer version leaves."""
     stage = Stage(store)
     kinds = {stage.keys.unpack(key)[0] for key, _ in store.rows}
     assert set(RULES) - kinds == COME_WITH_A_VERB
 
 
-def test_verbs_in_parts_take_several_commits(store: Store) -> None:
+def test_verbs_in_parts_take_several_commits(store):
     """Else nothing is killed between two of them."""
     alone = {name for name in VERBS if name.endswith("_part") and commits(store, VERBS[name]) < 2}
     assert alone == {"upkeep.regain_part", "upkeep.trim_full_part"}
 
 
-def test_a_deletion_that_no_duty_can_find_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_that_no_duty_can_find_is_noticed(store, monkeypatch):
     monkeypatch.setattr(topology, "to_be_purged", lambda *_: None)
     assert any("ready" in each for each in left(store, VERBS["queues.delete"], 1))
 
 
-def test_a_bell_that_no_consumer_hears_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bell_that_no_consumer_hears_is_noticed(store, monkeypatch):
     monkeypatch.setattr(
         limit_changes, "limit", lambda work, queue, key, _: work.tr.set(work.keys.freed(queue, key), b"")
     )

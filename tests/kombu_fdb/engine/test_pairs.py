@@ -53,7 +53,7 @@ Verb = Callable[[Scene], object]
 Outcome = tuple[object, object, list[tuple[object, ...]]]
 
 
-def scene(state: str) -> Scene:
+def scene(state):
     bench = Bench(FaultyDatabase(), task_ids=True)
     bench.put(LARGE, key="alice", due_ms=bench.clock.wall_ms() + 1_000 if state == "delayed" else 0)
     held = bench.take() if state in {"leased", "dead"} else []
@@ -74,64 +74,64 @@ def scene(state: str) -> Scene:
 # -- the verbs ---------------------------------------------------------------------------------------------------------
 
 
-def reschedule(at: Scene, due_ms: int, payload: bytes | None = None) -> object:
+def reschedule(at, due_ms, payload=None):
     return at.engine.messages.reschedule(at.queue, at.spot, due_ms, payload=payload)
 
 
-def replay_at(at: Scene, payload: bytes | None = None) -> object:
+def replay_at(at, payload=None):
     return at.engine.dead_letters.replay_at(at.queue, at.spot.position, at.spot.message_id, payload=payload)
 
 
-def replay_part(at: Scene) -> object:
+def replay_part(at):
     return at.engine.dead_letters.replay_part(at.walk, b"", 10)[0]
 
 
-def discard_part(at: Scene) -> object:
+def discard_part(at):
     return at.engine.dead_letters.discard_part(at.walk, b"", 10)[0]
 
 
-def purge_part(at: Scene) -> object:
+def purge_part(at):
     return at.engine.queues.purge_some(at.queue, at.mark)[0]
 
 
-def claim(at: Scene) -> object:
+def claim(at):
     return [each.payload[:3] for each in at.engine.messages.claim(at.session, [at.queue], 10)]
 
 
-def serve(at: Scene) -> object:
+def serve(at):
     """The wait queue of those who consume it."""
     return [each.payload[:3] for each in at.rival.serve().deliveries]
 
 
-def settle(at: Scene, verb: str) -> object:
+def settle(at, verb):
     return getattr(at.engine.messages, verb)([each.lease for each in at.held])
 
 
-def delete_at(at: Scene) -> object:
+def delete_at(at):
     return at.engine.messages.delete_at(at.queue, at.spot.state, at.spot.position, at.spot.message_id)
 
 
-ON_ONE: dict[str, Verb] = {
+ON_ONE = {
     "reschedule": partial(reschedule, due_ms=FAR_MS),
     "run now": partial(reschedule, due_ms=0),
     "run another": partial(reschedule, due_ms=0, payload=OTHER_LARGE),
     "delay another": partial(reschedule, due_ms=FAR_MS, payload=b"new"),
     "purge a part": purge_part,
 }
-ON_LETTERS: dict[str, Verb] = {
+ON_LETTERS = {
     "replay": replay_at,
     "replay another": partial(replay_at, payload=OTHER_LARGE),
     "replay a part": replay_part,
     "discard a part": discard_part,
 }
-ON_LEASES: dict[str, Verb] = {
+ON_LEASES = {
     "ack": partial(settle, verb="ack"),
     "release": partial(settle, verb="release"),
     "reject": partial(settle, verb="reject"),
     "end of the session": lambda at: at.engine.sessions.close(at.bench.session),
     "recovery": lambda at: at.engine.sessions.recover(at.bench.session, at.held[0].lease.number),
 }
-ANYWHERE: dict[str, Verb] = {
+ANYWHERE = {
     "claim": claim,
     "service": serve,
     "promotion": lambda at: promote_all(at.engine),
@@ -143,27 +143,27 @@ ANYWHERE: dict[str, Verb] = {
 }
 
 
-def by_a_person(state: str) -> dict[str, Verb]:
+def by_a_person(state):
     return ON_ONE | (ON_LETTERS if state == "dead" else {})
 
 
-def others(state: str) -> dict[str, Verb]:
+def others(state):
     return by_a_person(state) | ANYWHERE | (ON_LEASES if state == "leased" else {})
 
 
 # -- what comes of them ------------------------------------------------------------------------------------------------
 
 
-def attempt(verb: Verb, at: Scene) -> object:
+def attempt(verb, at):
     try:
         return verb(at)
     except (QueueError, SessionLost) as error:
         return type(error).__name__
 
 
-def stored(bench: Bench) -> list[tuple[object, ...]]:
+def stored(bench):
     """All messages as they stand; each can be read."""
-    found: list[tuple[object, ...]] = []
+    found = []
     for queue in bench.engine.inspect.queues():
         for state in ("ready", "delayed", "leased"):
             for listed in bench.engine.inspect.page(queue, View(state), 10).messages:
@@ -175,7 +175,7 @@ def stored(bench: Bench) -> list[tuple[object, ...]]:
     return sorted(found, key=repr)
 
 
-def empty(bench: Bench) -> None:
+def empty(bench):
     bench.engine.queues.limit("q", "alice", None)
     for queue, counts in bench.engine.inspect.queues().items():
         session = bench.engine.sessions.open({})
@@ -186,13 +186,13 @@ def empty(bench: Bench) -> None:
         bench.engine.sessions.close(session)
     for queue in bench.engine.inspect.queues():
         bench.engine.queues.delete(queue)
-    bodies: list[object] = []
+    bodies = []
     bench.write(lambda tr: bodies.extend(tr.get_range(*range_of(bench.engine.keys._key("body")), snapshot=True)))
     bench.check()
     assert (messages(bench.engine), bodies) == ({}, [])
 
 
-def outcome(at: Scene, first: object, second: object) -> Outcome:
+def outcome(at, first, second):
     at.bench.check()
     found = (first, second, stored(at.bench))
     empty(at.bench)
@@ -200,18 +200,18 @@ def outcome(at: Scene, first: object, second: object) -> Outcome:
 
 
 @cache
-def in_turn(state: str, first: str, second: str) -> Outcome:
+def in_turn(state, first, second):
     at, verbs = scene(state), others(state)
     return outcome(at, attempt(verbs[first], at), attempt(verbs[second], at))
 
 
-def at_once(state: str, first: str, second: str) -> Outcome | None:
+def at_once(state, first, second):
     """The second just before the first writing commit of the first; None if that writes nothing."""
     at, verbs, found = scene(state), others(state), []
     database = at.bench.database
     assert isinstance(database, FaultyDatabase)
 
-    def before() -> None:
+    def before():
         database.before_commit = None
         found.append(attempt(verbs[second], at))
 
@@ -221,7 +221,7 @@ def at_once(state: str, first: str, second: str) -> Outcome | None:
     return outcome(at, result, found[0]) if found else None
 
 
-def race(state: str, first: str, second: str) -> None:
+def race(state, first, second):
     raced = at_once(state, first, second)
     if raced is None:
         return
@@ -230,7 +230,7 @@ def race(state: str, first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize(("state", "first"), [(state, first) for state in STATES for first in by_a_person(state)])
-def test_it_is_as_if_one_had_come_first(state: str, first: str) -> None:
+def test_it_is_as_if_one_had_come_first(state, first):
     for other in others(state):
         race(state, first, other)
         if other not in by_a_person(state):
@@ -245,7 +245,7 @@ def test_it_is_as_if_one_had_come_first(state: str, first: str) -> None:
         ("two replays do not conflict", "dead", "replay a part"),
     ],
 )
-def test_without_its_guard_it_is_not(name: str, state: str, verb: str) -> None:
+def test_without_its_guard_it_is_not(name, state, verb):
     for other in others(state):
         for pair in ((verb, other), (other, verb)):
             in_turn(state, *pair)

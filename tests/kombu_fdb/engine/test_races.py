@@ -4,13 +4,10 @@ Each race is run as it is, and with the guard it depends on taken out (``simulat
 the race would prove nothing.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 from kit.conformance.invariants import check_counts, messages
@@ -21,54 +18,52 @@ from kit.duties import active_consumer, promote_all
 from kit.faults import FaultyDatabase
 from kit.simulation import twin
 
-from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import fair
-from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits
+from kombu_fdb.model import ClaimTerms, KeyLimits
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 Race = Callable[[Bench], None]
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench():
     return Bench(FaultyDatabase())
 
 
-def two_claims(bench: Bench) -> None:
+def two_claims(bench):
     bench.put(b"a")
-    taken: list[object] = []
+    taken = []
     other, session = bench.another(), bench.engine.sessions.open({})
     bench.during(lambda: taken.extend(bench.take()), lambda: taken.extend(other.messages.claim(session, ["q"], 1)))
     assert len(taken) == 1
     check_counts(bench.engine)
 
 
-def message_that_comes_back_between(bench: Bench) -> None:
+def message_that_comes_back_between(bench):
     """All that a claim takes is cleared at once: what came between them meanwhile would be lost."""
     bench.put(b"a", b"b", b"c")
     one, two, three = (each.lease for each in bench.take())
     bench.engine.messages.release([one, three], counted=False)
-    taken: list[Delivery] = []
+    taken = []
     back = partial(bench.another().messages.release, [two], counted=False)
     bench.during(lambda: taken.extend(bench.take()), back)
     assert [each.payload for each in taken] == [b"a", b"b", b"c"]
     check_counts(bench.engine)
 
 
-def claim_while_the_session_ends(bench: Bench) -> None:
+def claim_while_the_session_ends(bench):
     bench.put(b"a")
     with pytest.raises(SessionLost):
         bench.during(bench.take, lambda: bench.another().sessions.close(bench.session))
     assert bench.counts() == (1, 0, 0)
 
 
-def ack_while_swept(bench: Bench) -> None:
+def ack_while_swept(bench):
     bench.put(b"a")
     (delivery,) = bench.take()
     acked = bench.during(
@@ -80,7 +75,7 @@ def ack_while_swept(bench: Bench) -> None:
     check_counts(bench.engine)
 
 
-def sweep_while_acked(bench: Bench) -> None:
+def sweep_while_acked(bench):
     bench.put(b"a")
     (delivery,) = bench.take()
     bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
@@ -92,7 +87,7 @@ def sweep_while_acked(bench: Bench) -> None:
     check_counts(bench.engine)
 
 
-def fence_while_beating(bench: Bench) -> None:
+def fence_while_beating(bench):
     stale = bench.beats()[bench.session]
     fenced = bench.during(
         lambda: bench.engine.sessions.fence(bench.session, stale),
@@ -102,7 +97,7 @@ def fence_while_beating(bench: Bench) -> None:
     assert bench.engine.sessions.beat(bench.session)
 
 
-def two_promoters(bench: Bench) -> None:
+def two_promoters(bench):
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
     bench.during(lambda: promote_all(bench.engine), lambda: promote_all(bench.another()))
@@ -110,7 +105,7 @@ def two_promoters(bench: Bench) -> None:
     assert len(messages(bench.engine)) == 1
 
 
-def delay_while_the_last_delayed_is_promoted(bench: Bench) -> None:
+def delay_while_the_last_delayed_is_promoted(bench):
     """The promoter clears the note that the queue has delayed messages, having seen none left."""
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
@@ -121,7 +116,7 @@ def delay_while_the_last_delayed_is_promoted(bench: Bench) -> None:
     assert bench.payloads() == [b"a", b"b"]
 
 
-def consume_while_the_queue_expires(bench: Bench) -> None:
+def consume_while_the_queue_expires(bench):
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
     ((_, last_use, _),) = bench.engine.queues.expiring()
     bench.during(
@@ -131,7 +126,7 @@ def consume_while_the_queue_expires(bench: Bench) -> None:
     assert bench.engine.inspect.queue("q") is not None
 
 
-def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench: Bench) -> None:
+def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench):
     """Each comes back between those that it takes; the releases might go on for longer than the claim may try."""
     bench.put(*(b"%d" % number for number in range(100)))
     first, *held = (each.lease for each in bench.take(99))
@@ -139,7 +134,7 @@ def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench: Ben
     other, database = bench.another(), bench.database
     assert isinstance(database, FaultyDatabase)
 
-    def release_one() -> None:
+    def release_one():
         database.before_commit = None
         other.messages.release([held.pop(0)], counted=False)
         database.before_commit = release_one
@@ -152,9 +147,9 @@ def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench: Ben
     check_counts(bench.engine)
 
 
-def claim_while_purged(bench: Bench) -> None:
+def claim_while_purged(bench):
     bench.put(b"a")
-    taken: list[object] = []
+    taken = []
     other, session = bench.another(), bench.engine.sessions.open({})
     purged = bench.during(
         lambda: bench.engine.queues.purge("q"), lambda: taken.extend(other.messages.claim(session, ["q"], 1))
@@ -163,7 +158,7 @@ def claim_while_purged(bench: Bench) -> None:
     check_counts(bench.engine)
 
 
-def two_keys(bench: Bench) -> Delivery:
+def two_keys(bench):
     """b, then a, have their turns, and one message of a is leased."""
     for key in "ba":
         bench.put(b"1", b"2", key=key)
@@ -171,15 +166,15 @@ def two_keys(bench: Bench) -> Delivery:
     return leased
 
 
-def claim_second_turn(bench: Bench) -> list[bytes]:
+def claim_second_turn(bench):
     """As consumers of version 0.1 do when they have rivals, which may run beside newer ones: leave the first turn."""
     engine = bench.another()
     in_order, rings = fair._Scheduler._in_order, fair._Scheduler._rings
 
-    def is_older(scheduler: Any) -> bool:
+    def is_older(scheduler):
         return scheduler._keys is engine.keys
 
-    def behind_the_first(scheduler: Any, *given: Any) -> list[Any]:
+    def behind_the_first(scheduler, *given):
         return in_order(scheduler, *given)[is_older(scheduler) :]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -188,18 +183,18 @@ def claim_second_turn(bench: Bench) -> list[bytes]:
         return [delivery.payload for delivery in engine.messages.claim(bench.session, ["q"], 1)]
 
 
-def assert_nothing_is_stranded(bench: Bench) -> None:
+def assert_nothing_is_stranded(bench):
     """What is ready can be claimed, without any other event that would ring for it."""
     while bench.take():
         pass
     assert bench.counts()[0] == 0
 
 
-def release_while_the_key_is_emptied(bench: Bench) -> None:
+def release_while_the_key_is_emptied(bench):
     """The message goes back in front of the one that is taken, and its arrival is admitted before the key goes idle."""
     leased = two_keys(bench)
 
-    def meanwhile() -> None:
+    def meanwhile():
         bench.engine.messages.release([leased.lease], counted=False)
         assert [each.key for each in bench.take(1)] == ["b"]
 
@@ -207,12 +202,12 @@ def release_while_the_key_is_emptied(bench: Bench) -> None:
     assert_nothing_is_stranded(bench)
 
 
-def ack_while_the_key_is_parked(bench: Bench) -> None:
+def ack_while_the_key_is_parked(bench):
     """The slot is free, and its bell is answered, before the key is parked for want of one."""
     leased = two_keys(bench)
     bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
 
-    def meanwhile() -> None:
+    def meanwhile():
         bench.engine.messages.ack([leased.lease])
         assert [each.key for each in bench.take(1)] == ["b"]
 
@@ -220,13 +215,13 @@ def ack_while_the_key_is_parked(bench: Bench) -> None:
     assert_nothing_is_stranded(bench)
 
 
-def two_claims_of_a_limited_key(bench: Bench) -> None:
+def two_claims_of_a_limited_key(bench):
     """Of different ranks, so that they meet in no turn."""
     bench.put(b"1", b"2", b"3", key="a", priority=9)
     bench.put(b"4", key="a")
     bench.take(1)
     bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=2))
-    taken: list[object] = []
+    taken = []
     other = bench.another()
     bench.during(
         lambda: taken.extend(claim_second_turn(bench)),
@@ -235,22 +230,22 @@ def two_claims_of_a_limited_key(bench: Bench) -> None:
     assert len(taken) == 1
 
 
-def first_limit_of_a_queue_while_claimed(bench: Bench) -> None:
+def first_limit_of_a_queue_while_claimed(bench):
     """The claim does not look at limits: no key has any."""
     bench.put(b"1", b"2")
-    taken: list[object] = []
+    taken = []
     limits = KeyLimits(paused=True)
     bench.during(lambda: taken.extend(bench.take()), lambda: bench.another().queues.limit("q", "", limits))
     assert not taken
 
 
-def ack_while_its_queue_gets_its_first_limit(bench: Bench) -> None:
+def ack_while_its_queue_gets_its_first_limit(bench):
     """It has read that no key is limited, so no key waits for it; before it commits, one does."""
     rival = Rival(bench, 1)
     bench.put(b"1", b"2", key="a")
     (held,) = rival.serve().deliveries
 
-    def meanwhile() -> None:
+    def meanwhile():
         bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
         assert not bench.take()
 
@@ -258,14 +253,14 @@ def ack_while_its_queue_gets_its_first_limit(bench: Bench) -> None:
     assert_nothing_is_stranded(bench)
 
 
-def pause_while_claimed(bench: Bench) -> None:
+def pause_while_claimed(bench):
     bench.put(b"1")
-    taken: list[object] = []
+    taken = []
     bench.during(lambda: taken.extend(bench.take()), lambda: bench.another().queues.change_control("q", paused=True))
     assert not taken
 
 
-def arrival_while_a_rival_admits_it(bench: Bench) -> None:
+def arrival_while_a_rival_admits_it(bench):
     """Both find the arrival of a rung; the rival serves it and gives it its next turn."""
     bench.put(b"1", b"2", key="c")
     bench.take(1)
@@ -274,7 +269,7 @@ def arrival_while_a_rival_admits_it(bench: Bench) -> None:
     assert_one_turn_a_key(bench)
 
 
-def message_without_a_key_while_a_rival_admits_it(bench: Bench) -> None:
+def message_without_a_key_while_a_rival_admits_it(bench):
     """The same; it has no arrival but itself."""
     bench.put(b"1", b"2", key="c")
     bench.take(1)
@@ -283,7 +278,7 @@ def message_without_a_key_while_a_rival_admits_it(bench: Bench) -> None:
     assert_one_turn_a_key(bench)
 
 
-def assert_one_turn_a_key(bench: Bench) -> None:
+def assert_one_turn_a_key(bench):
     keys = bench.engine.keys
     ring = bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.ring("q"))))
     turns = [keys.split_ring("q", entry)[-1] for entry, _ in ring]
@@ -293,25 +288,25 @@ def assert_one_turn_a_key(bench: Bench) -> None:
 class Consumers:
     """Two of a queue of which one is active."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         self.engine = bench.engine
         self.sessions = {tag: bench.engine.sessions.open({}) for tag in ("one", "two")}
         self.engines = {"one": bench.engine, "two": bench.another()}
 
-    def take(self, tag: str) -> list[Delivery]:
+    def take(self, tag):
         return self.engines[tag].messages.claim(self.sessions[tag], ["q"], 1, terms=ClaimTerms(consumers={"q": tag}))
 
-    def cancel(self, tag: str) -> None:
+    def cancel(self, tag):
         self.engines[tag].queues.remove_consumer(self.sessions[tag], "q", tag)
 
     @property
-    def active(self) -> str:
+    def active(self):
         found = active_consumer(self.engine, "q")
         return "" if found is None else found[1]
 
 
-def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_wait_queue(bench: Bench) -> None:
+def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_wait_queue(bench):
     """Its first one might be a consumer that gets nothing, and would keep the active one waiting behind it."""
     consumers = Consumers(bench)
     bench.put(b"a", b"b")
@@ -323,7 +318,7 @@ def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_wait_queue(be
     assert (found, consumers.active) == ([], "two")
 
 
-def test_who_loses_another_race_may_give_way(bench: Bench) -> None:
+def test_who_loses_another_race_may_give_way(bench):
     bench.put(b"a", b"b")
     other, session = bench.another(), bench.engine.sessions.open({})
     with pytest.raises(Outrun):
@@ -333,11 +328,11 @@ def test_who_loses_another_race_may_give_way(bench: Bench) -> None:
         )
 
 
-def two_consumers_become_active(bench: Bench) -> None:
+def two_consumers_become_active(bench):
     """The first one finds no message that they could meet at."""
     consumers = Consumers(bench)
 
-    def meanwhile() -> None:
+    def meanwhile():
         bench.put(b"a", b"b")
         assert len(consumers.take("two")) == 1
 
@@ -345,11 +340,11 @@ def two_consumers_become_active(bench: Bench) -> None:
     assert consumers.active == "two"
 
 
-def cancel_while_another_takes_over(bench: Bench) -> None:
+def cancel_while_another_takes_over(bench):
     consumers = Consumers(bench)
     consumers.take("one")
 
-    def meanwhile() -> None:
+    def meanwhile():
         consumers.engines["two"].queues.leave(consumers.sessions["one"], ["one"])
         consumers.take("two")
 
@@ -357,12 +352,12 @@ def cancel_while_another_takes_over(bench: Bench) -> None:
     assert consumers.active == "two"
 
 
-def session_ends_while_another_takes_over(bench: Bench) -> None:
+def session_ends_while_another_takes_over(bench):
     consumers = Consumers(bench)
     consumers.take("one")
     bench.engine.sessions.fence(consumers.sessions["one"], bench.beats()[consumers.sessions["one"]])
 
-    def meanwhile() -> None:
+    def meanwhile():
         consumers.engines["two"].sessions.release(consumers.sessions["one"])
         consumers.take("two")
 
@@ -370,7 +365,7 @@ def session_ends_while_another_takes_over(bench: Bench) -> None:
     assert consumers.active == "two"
 
 
-def expired_while_moved(bench: Bench) -> None:
+def expired_while_moved(bench):
     """By a process whose clock is behind."""
     bench.put(b"a", ttl_ms=1)
     bench.later(1)
@@ -381,7 +376,7 @@ def expired_while_moved(bench: Bench) -> None:
     check_counts(bench.engine)
 
 
-def orphan_while_it_comes_back(bench: Bench) -> None:
+def orphan_while_it_comes_back(bench):
     bench.put(b"a", key="k")
     held = bench.take()
     bench.engine.queues.delete("q")
@@ -391,7 +386,7 @@ def orphan_while_it_comes_back(bench: Bench) -> None:
     assert bench.payloads() == [b"b"]
 
 
-def burial_while_its_copy_is_cleared(bench: Bench) -> None:
+def burial_while_its_copy_is_cleared(bench):
     bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     for queue in ("one", "two"):
         bench.engine.queues.bind(queue, "dlx", "")
@@ -406,7 +401,7 @@ def burial_while_its_copy_is_cleared(bench: Bench) -> None:
     assert [len(each.payload) for each in bench.take(2, "one", "two")] == [3_000_000] * 2
 
 
-def newer_messages_brought_back_by_two(bench: Bench) -> None:
+def newer_messages_brought_back_by_two(bench):
     bench.put(b"a")
     make_newer(bench)
     bench.take()
@@ -416,34 +411,34 @@ def newer_messages_brought_back_by_two(bench: Bench) -> None:
         check_counts(bench.engine)
 
 
-def take_it(bench: Bench, other: Engine) -> None:
+def take_it(bench, other):
     """Another process brings it back, and one of its consumers has it."""
     assert other.upkeep.regain_part() == 1
     assert len(bench.take()) == 1
 
 
-def two_in_wait_queue(bench: Bench) -> tuple[Rival, Rival]:
+def two_in_wait_queue(bench):
     """And two messages."""
     rivals = Rival(bench), Rival(bench)
     bench.put(b"a", b"b")
     return rivals
 
 
-def leave_while_the_line_is_served(bench: Bench) -> None:
+def leave_while_the_line_is_served(bench):
     one, two = two_in_wait_queue(bench)
     seen = one.look()
     bench.during(lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
     assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
 
 
-def session_ends_while_the_line_is_served(bench: Bench) -> None:
+def session_ends_while_the_line_is_served(bench):
     one, two = two_in_wait_queue(bench)
     seen = one.look()
     bench.during(lambda: one.serve(seen), lambda: two.engine.sessions.fence(two.session, bench.beats()[two.session]))
     assert bench.counts() == (1, 0, 1), "a session that has ended was given a lease"
 
 
-def recovery_of_one_that_waits(bench: Bench) -> None:
+def recovery_of_one_that_waits(bench):
     """Its owner does not know whether it stands in the wait queue."""
     one, two = two_in_wait_queue(bench)
     two.engine.sessions.recover(two.session, two.demand.first)
@@ -451,13 +446,13 @@ def recovery_of_one_that_waits(bench: Bench) -> None:
     assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
 
 
-def test_two_that_serve(bench: Bench) -> None:
+def test_two_that_serve(bench):
     """The second one believes that the first is dead. No guard of its own: both want the same message."""
     one, two = two_in_wait_queue(bench)
     seen = one.look()
-    found: list[bytes] = []
+    found = []
 
-    def meanwhile() -> None:
+    def meanwhile():
         two.engine.messages.evict(two.demand, two.look().first)
         found.extend(each.payload for each in two.serve().deliveries)
 
@@ -467,7 +462,7 @@ def test_two_that_serve(bench: Bench) -> None:
     assert (found, bench.counts()) == ([b"a"], (1, 0, 1))
 
 
-def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
+def test_a_service_that_is_outrun_takes_less(bench):
     """A consumer that takes little past the wait queue would win each race, and all who stand in it would wait."""
     rivals = [Rival(bench, 10) for _ in range(4)]
     seen = rivals[0].look()
@@ -476,7 +471,7 @@ def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
     assert isinstance(database, FaultyDatabase)
     races = iter(range(3))
 
-    def outrun() -> None:
+    def outrun():
         database.before_commit = None
         other.messages.claim(session, ["q"], 1)
         database.before_commit = outrun if next(races, None) is not None else None
@@ -488,7 +483,7 @@ def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
     check_counts(bench.engine)
 
 
-GUARDS: dict[Race, str] = {
+GUARDS = {
     leave_while_the_line_is_served: "who serves does not look at who has left",
     session_ends_while_the_line_is_served: "who serves does not look at who has left",
     recovery_of_one_that_waits: "a recovery leaves its demand in the wait queue",
@@ -522,25 +517,25 @@ races = pytest.mark.parametrize("race", GUARDS, ids=lambda race: race.__name__)
 
 
 @races
-def test_race(bench: Bench, race: Race) -> None:
+def test_race(bench, race):
     race(bench)
 
 
 @races
-def test_without_its_guard_the_race_is_lost(bench: Bench, race: Race) -> None:
+def test_without_its_guard_the_race_is_lost(bench, race):
     with twin(GUARDS[race]), pytest.raises((AssertionError, pytest.fail.Exception)):
         race(bench)
 
 
-def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_of_many_threads_share_no_lease_number(monkeypatch):
     """A number given twice would overwrite a lease, and lose its message."""
     bench, numbers = Bench(FaultyDatabase()), list[range]()
 
-    def note(_work: object, _queues: object, window: Window, *_: object) -> list[object]:
+    def note(_work, _queues, window, *_):
         numbers.append(range(window.next_number, window.next_number + window.limit))
         return []
 
-    def claim_often() -> None:
+    def claim_often():
         for _ in range(50):
             bench.take(1000)
 

@@ -1,7 +1,5 @@
 """An import: each message once, however often one tries; its marks, and what is left of them."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
@@ -9,23 +7,22 @@ from kit.faults import FaultyDatabase
 from kombu_fdb.engine import transfer
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import INLINE_BYTES
-from kombu_fdb.model import StoredMessage
 
 
 @pytest.fixture
-def source() -> Bench:
+def source():
     return Bench(FaultyDatabase(), task_ids=True)
 
 
-def marked(source: Bench) -> list[tuple[bytes, StoredMessage]]:
+def marked(source):
     return [(b"%d" % number, message) for number, message in enumerate(source.engine.transfer.dump("q"))]
 
 
-def marks(bench: Bench, import_id: bytes) -> int:
+def marks(bench, import_id):
     return len(bench.engine.upkeep.rows(bench.engine.keys.all_imported(import_id)))
 
 
-def test_a_second_try_stores_what_is_missing(bench: Bench, source: Bench) -> None:
+def test_a_second_try_stores_what_is_missing(bench, source):
     source.put(b"a", b"b", b"c")
     messages = marked(source)
     assert bench.engine.transfer.restore(b"one", messages[:2]) == 2
@@ -35,7 +32,7 @@ def test_a_second_try_stores_what_is_missing(bench: Bench, source: Bench) -> Non
     assert bench.engine.transfer.restore(b"one", messages) == 0
 
 
-def test_one_that_still_tries_when_another_has_finished_stores_nothing(bench: Bench, source: Bench) -> None:
+def test_one_that_still_tries_when_another_has_finished_stores_nothing(bench, source):
     """The marks are cleared by then."""
     source.put(b"a", b"b", b"c")
     messages = marked(source)
@@ -46,9 +43,7 @@ def test_one_that_still_tries_when_another_has_finished_stores_nothing(bench: Be
     assert bench.payloads() == [b"a", b"b", b"c"]
 
 
-def test_the_marks_of_a_finished_import_are_cleared_in_parts_and_no_other_s(
-    bench: Bench, source: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_marks_of_a_finished_import_are_cleared_in_parts_and_no_other_s(bench, source, monkeypatch):
     monkeypatch.setattr(transfer, "MARKS_PER_TRANSACTION", 2)
     source.put(*[b"x"] * 9)
     messages = marked(source)
@@ -67,7 +62,7 @@ def test_the_marks_of_a_finished_import_are_cleared_in_parts_and_no_other_s(
     assert bench.engine.transfer.finished(b"one") == {"messages": 5}
 
 
-def test_one_whose_chunks_would_fall_upon_another_s_gets_an_id_of_its_own(bench: Bench) -> None:
+def test_one_whose_chunks_would_fall_upon_another_s_gets_an_id_of_its_own(bench):
     large = b"x" * (INLINE_BYTES + 1)
     bench.put(large)
     (before,) = bench.engine.inspect.peek("q", 1)
@@ -82,7 +77,7 @@ def test_one_whose_chunks_would_fall_upon_another_s_gets_an_id_of_its_own(bench:
     assert bench.payloads() == [large]
 
 
-def test_one_that_falls_upon_nothing_keeps_its_id_and_its_place(bench: Bench, source: Bench) -> None:
+def test_one_that_falls_upon_nothing_keeps_its_id_and_its_place(bench, source):
     source.put(b"x" * (INLINE_BYTES + 1), key="alice", priority=4)
     source.put(b"delayed", due_ms=source.clock.wall_ms() + 60_000, key="alice", priority=2)
     there = marked(source)
@@ -93,7 +88,7 @@ def test_one_that_falls_upon_nothing_keeps_its_id_and_its_place(bench: Bench, so
 
 
 @pytest.mark.parametrize("value", [b"5", b"[]", b'"done"', b"{"])
-def test_a_note_that_cannot_be_read_is_not_taken_for_an_answer(bench: Bench, value: bytes) -> None:
+def test_a_note_that_cannot_be_read_is_not_taken_for_an_answer(bench, value):
     bench.write(lambda tr: tr.set(bench.engine.keys.import_(b"one"), value))
     with pytest.raises(FormatError):
         bench.engine.transfer.finished(b"one")

@@ -1,11 +1,6 @@
 """Which dead letters a condition means: moments at their edges, and messages that have not died at all."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from kit.conformance.queue import Bench
 
 from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.dead_letters import error_of
@@ -14,7 +9,7 @@ from kombu_fdb.model import Publication
 from kombu_fdb.transport.envelope import payload_of
 
 
-def reject(bench: Bench, payload: bytes, **details: Any) -> int:
+def reject(bench, payload, **details):
     """Dead-letter a new message; when that was."""
     bench.put(payload)
     (delivery,) = bench.take()
@@ -24,14 +19,14 @@ def reject(bench: Bench, payload: bytes, **details: Any) -> int:
     return bench.clock.wall_ms() - 10_000
 
 
-def found(bench: Bench, **conditions: Any) -> list[bytes]:
+def found(bench, **conditions):
     walk = bench.engine.dead_letters.walk("q.dead", **conditions)
     letters, cursor = bench.engine.dead_letters.look(walk, b"", 10)
     assert cursor == b""
     return sorted(letter.payload for letter in letters)
 
 
-def test_from_a_moment_on_and_until_before_one(bench: Bench) -> None:
+def test_from_a_moment_on_and_until_before_one(bench):
     first, second, third = (reject(bench, payload) for payload in (b"1", b"2", b"3"))
     assert first < second < third
     assert found(bench, died_after_ms=second) == [b"2", b"3"]
@@ -41,7 +36,7 @@ def test_from_a_moment_on_and_until_before_one(bench: Bench) -> None:
     assert found(bench, died_after_ms=first, died_before_ms=third) == [b"1", b"2"]
 
 
-def test_by_reason_queue_and_error(bench: Bench) -> None:
+def test_by_reason_queue_and_error(bench):
     reject(bench, b"1", error_class="shop.errors.Declined")
     reject(bench, b"2", reason="failed", error_class="Declined")
     assert found(bench, reason="failed") == [b"2"]
@@ -52,14 +47,14 @@ def test_by_reason_queue_and_error(bench: Bench) -> None:
     assert found(bench, error="clined") == []
 
 
-def test_an_unknown_condition_is_refused_without_the_store(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_condition_is_refused_without_the_store(bench, monkeypatch):
     """While the store did not answer, that was the error, not the wrong name."""
     monkeypatch.setattr(bench.engine.transactions, "read", None)
     with pytest.raises(TypeError, match="reson"):
         bench.engine.dead_letters.walk("q.dead", reson="rejected")
 
 
-def test_what_never_died_meets_no_condition_about_a_death(bench: Bench) -> None:
+def test_what_never_died_meets_no_condition_about_a_death(bench):
     """It was published straight to the dead-letter queue."""
     reject(bench, b"dead")
     bench.engine.publisher.publish([Publication("", "q.dead", b"fresh")])
@@ -82,9 +77,7 @@ def test_what_never_died_meets_no_condition_about_a_death(bench: Bench) -> None:
         (None, ""),
     ],
 )
-def test_the_error_of_what_waits_to_be_retried_is_that_of_its_last_attempt(
-    bench: Bench, attempts: Any, error: str
-) -> None:
+def test_the_error_of_what_waits_to_be_retried_is_that_of_its_last_attempt(bench, attempts, error):
     bench.put(payload_of({"body": "", "headers": {ATTEMPTS: attempts}, "properties": {}}, "", "q"))
     (message,) = bench.engine.inspect.peek("q", 1)
     assert error_of(message) == error
@@ -94,9 +87,7 @@ def test_the_error_of_what_waits_to_be_retried_is_that_of_its_last_attempt(
     ("conditions", "most_bytes", "parts"),
     [({}, 1, [1, 1, 1]), ({}, 10**6, [3]), ({"task": ""}, 10**6, [3]), ({"where": bool}, 10_000, [1, 1, 1])],
 )
-def test_a_part_reads_so_many_bytes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any], most_bytes: int, parts: list[int]
-) -> None:
+def test_a_part_reads_so_many_bytes(bench, monkeypatch, conditions, most_bytes, parts):
     """Payloads that stand elsewhere count where they are read."""
     monkeypatch.setattr(dead_letters, "BYTES_PER_TRANSACTION", most_bytes)
     for _ in range(3):

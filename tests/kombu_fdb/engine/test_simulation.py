@@ -1,7 +1,5 @@
 """Some seeds of the simulation; ``make sim SEEDS="0 5000"`` runs more, and each night 5,000 that none before had."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -52,34 +50,34 @@ GUARANTEES = {"ONE-PLACE", "ONE-OWNER", "DURABLE", "NOT-EARLY", "BACK-SOON", "NO
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_no_guarantee_is_violated(first: int) -> None:
+def test_no_guarantee_is_violated(first):
     for seed in range(first, first + CHUNK):
         simulate(seed)
 
 
 @pytest.mark.parametrize(("seed", "profile"), FAILED)
-def test_a_seed_that_once_failed(seed: str, profile: str) -> None:
+def test_a_seed_that_once_failed(seed, profile):
     simulate(int(seed), profile)
 
 
-def test_a_seed_is_a_history() -> None:
+def test_a_seed_is_a_history():
     profile = PROFILES[profile_of(0)]
     (_, one), (_, other) = (replay(make_plan(0, profile), profile, trace=True) for _ in range(2))
     assert one == other
     assert len(one) > 100
 
 
-def test_every_guarantee_has_a_broken_twin() -> None:
+def test_every_guarantee_has_a_broken_twin():
     assert {each.guarantee for each in TWINS.values() if each.profile} == GUARANTEES
 
 
 @pytest.mark.parametrize("name", [name for name, each in TWINS.items() if each.profile])
-def test_the_simulation_catches_a_missing_guard(name: str) -> None:
+def test_the_simulation_catches_a_missing_guard(name):
     with twin(name) as broken:
         assert seeds_needed(broken.profile, broken.guarantee, KNOWN.get(name, 0)) <= MOST_SEEDS
 
 
-def seeds_needed(profile: str, guarantee: str, known: int) -> int:
+def seeds_needed(profile, guarantee, known):
     for seed in (known, *range(MOST_SEEDS)):
         violation, _ = replay(make_plan(seed, PROFILES[profile]), PROFILES[profile])
         if violation is not None and violation.guarantee == guarantee:
@@ -87,7 +85,7 @@ def seeds_needed(profile: str, guarantee: str, known: int) -> int:
     return MOST_SEEDS + 1
 
 
-def test_a_failing_plan_is_made_small() -> None:
+def test_a_failing_plan_is_made_small():
     """Two claims of one message: a publish, a claim, and another in the middle of it."""
     profile = PROFILES["claims"]
     with twin("a claim does not conflict on what it takes"):

@@ -5,16 +5,12 @@ statement, without a way back to Python's compiler in between; each row still co
 stands on about 8.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.model import ClaimTerms, Lease, Publication
+from kombu_fdb.model import ClaimTerms, Publication
 from kombu_fdb.routing.tables import Exchange
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.clock import ManualClock
@@ -26,7 +22,7 @@ READ = "SELECT 1"
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+def database(tmp_path):
     """Of which time stands still: it looks at the disk once."""
     database = SqliteDatabase.open(str(tmp_path / "broker.db"), clock=ManualClock())
     yield database
@@ -34,20 +30,20 @@ def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
 
 
 @pytest.fixture
-def bench(database: SqliteDatabase) -> Bench:
+def bench(database):
     bench = Bench(database)
     bench.warm_up()
     return bench
 
 
-def statements(bench: Bench, verb: Callable[[], object]) -> list[str]:
+def statements(bench, verb):
     """As they come, those of one kind that follow each other with their number.
 
     Of ``INSERT`` and ``DELETE`` that is the number of rows: one prepared statement stores or deletes all of them.
     """
     assert isinstance(bench.database, SqliteDatabase)
     (writer,) = bench.database.file.connections()[-1:]
-    told: list[str] = []
+    told = []
     writer.set_trace_callback(lambda sql: told.append(sql.split()[0]))
     try:
         verb()
@@ -57,20 +53,20 @@ def statements(bench: Bench, verb: Callable[[], object]) -> list[str]:
     return [kind if kind in ("BEGIN", "COMMIT") else f"{kind} {number}" for kind, number in counted]
 
 
-def tasks(number: int) -> list[Publication]:
+def tasks(number):
     return [Publication("", "q", b"a", task_id=f"t{each}") for each in range(number)]
 
 
-def publish(bench: Bench, publications: list[Publication]) -> list[str]:
+def publish(bench, publications):
     return statements(bench, lambda: bench.engine.publisher.publish(publications))
 
 
-def test_publish(bench: Bench) -> None:
+def test_publish(bench):
     assert publish(bench, [Publication("", "q", b"a")]) == ["BEGIN", READ, f"INSERT {STORED}", "COMMIT"]
     assert publish(bench, tasks(1)) == ["BEGIN", READ, f"INSERT {STORED + 1}", "COMMIT"]
 
 
-def test_publish_to_a_named_exchange(bench: Bench) -> None:
+def test_publish_to_a_named_exchange(bench):
     bench.engine.queues.declare_exchange(Exchange("x", "direct"))
     bench.engine.queues.bind("q", "x", "k")
     batch = [Publication("x", "k", b"a")] * 100
@@ -80,15 +76,15 @@ def test_publish_to_a_named_exchange(bench: Bench) -> None:
     assert publish(bench, batch) == ["BEGIN", epoch_too, f"INSERT {100 + STORED - 1}", "COMMIT"]
 
 
-def test_a_batch(bench: Bench) -> None:
+def test_a_batch(bench):
     assert publish(bench, tasks(100)) == ["BEGIN", READ, f"INSERT {100 + 100 + STORED - 1}", "COMMIT"]
 
 
-def test_claim_and_ack(bench: Bench) -> None:
+def test_claim_and_ack(bench):
     bench.engine.publisher.publish(tasks(30))
-    held: list[Lease] = []
+    held = []
 
-    def claim() -> None:
+    def claim():
         terms = ClaimTerms(acks=list(held))
         held[:] = [each.lease for each in bench.engine.messages.claim(bench.session, ["q"], 10, terms=terms)]
 

@@ -1,7 +1,5 @@
 """How many dead letters are kept, and for how long."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.duties import trim_all
@@ -10,7 +8,7 @@ from kit.faults import FaultyDatabase
 from kombu_fdb.engine import dead_letters
 
 
-def dead(length: int, number: int) -> Bench:
+def dead(length, number):
     bench = Bench(FaultyDatabase(), dead_length=length, task_ids=True)
     bench.put(*(b"a long payload %d" % each for each in range(number)))
     bench.engine.messages.reject([each.lease for each in bench.take() if each.lease])
@@ -18,14 +16,14 @@ def dead(length: int, number: int) -> Bench:
 
 
 @pytest.mark.parametrize(("length", "number"), [(5, 5), (5, 4)])
-def test_as_many_as_may_be_kept_are(length: int, number: int) -> None:
+def test_as_many_as_may_be_kept_are(length, number):
     """Whatever their size."""
     bench = dead(length, number)
     assert trim_all(bench.engine) == 0
     assert bench.counts("q.dead") == (number, 0, 0)
 
 
-def test_the_oldest_go_in_as_many_parts_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_go_in_as_many_parts_as_it_takes(monkeypatch):
     monkeypatch.setattr(dead_letters, "TRIMMED_PER_TRANSACTION", 2)
     bench = dead(1, 6)
     assert trim_all(bench.engine) == 5
@@ -33,7 +31,7 @@ def test_the_oldest_go_in_as_many_parts_as_it_takes(monkeypatch: pytest.MonkeyPa
     bench.check()
 
 
-def test_what_has_not_outlived_its_time_stays() -> None:
+def test_what_has_not_outlived_its_time_stays():
     bench = dead(5, 2)
     bench.later(bench.environment.dead_ttl_ms / 1000 - 1)
     assert trim_all(bench.engine) == 0
@@ -43,7 +41,7 @@ def test_what_has_not_outlived_its_time_stays() -> None:
     bench.check()
 
 
-def test_unreadable_bytes_are_kept_as_long_as_there_is_room() -> None:
+def test_unreadable_bytes_are_kept_as_long_as_there_is_room():
     """They have no end of their own."""
     bench = dead(5, 1)
     keys = bench.engine.keys

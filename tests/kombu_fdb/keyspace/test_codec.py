@@ -1,7 +1,5 @@
 """Records come back as they were written, and unreadable ones are an error of ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct
@@ -59,19 +57,8 @@ deaths = st.lists(
     st.booleans(),
 )
 def test_records_round_trip(  # noqa: PLR0917
-    message_id: bytes,
-    payload: bytes,
-    published: int,
-    expires: int,
-    count: int,
-    history: tuple[Death, ...],
-    key: str,
-    ttr_ms: int,
-    task_id: str,
-    priority: int,
-    info: DeliveryInfo | None,
-    has_been_seen: bool,
-) -> None:
+    message_id, payload, published, expires, count, history, key, ttr_ms, task_id, priority, info, has_been_seen
+):
     written = record_of(
         message_id,
         payload,
@@ -95,7 +82,7 @@ def test_records_round_trip(  # noqa: PLR0917
     assert Record.outline(Record.marked_seen(value)).seen
 
 
-def test_golden_bytes_of_version_2() -> None:
+def test_golden_bytes_of_version_2():
     """A message that died, and came to where it is by an exchange; what version 1 has room for is still version 1."""
     record = record_of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, priority=7)
     death = Death("q", "rejected", 2, 5, "ex", ("key",), first=True, since_ms=4)
@@ -111,7 +98,7 @@ def test_golden_bytes_of_version_2() -> None:
 
 
 @pytest.mark.parametrize("info", [["dlx"], ["dlx", 5], ["dlx", "dead", "more"], [None, None]])
-def test_a_delivery_info_that_is_none(info: list[object]) -> None:
+def test_a_delivery_info_that_is_none(info):
     head = record_of(b"0123456789abcdef", b"", published_ms=1, expires_ms=2).encode()
     extras, at = json.dumps([info]).encode(), struct.calcsize(">BHHHB")
     with pytest.raises(FormatError, match="unreadable delivery info"):
@@ -122,14 +109,14 @@ places = st.tuples(st.text(max_size=8), st.integers(0, 9), st.binary(min_size=12
 
 
 @given(st.text(max_size=200), places, st.booleans(), st.binary(max_size=100))
-def test_leases_round_trip(queue: str, parts: tuple[str, int, bytes], keyed: bool, record: bytes) -> None:
+def test_leases_round_trip(queue, parts, keyed, record):
     key, rank, stamp = parts
     place = (pack(key) if keyed else b"") + pack_int(rank) + pack_stamp(stamp)
     assert Message.of_lease(encode_lease(Message(queue, place, record))) == (queue, place, record)
 
 
 @pytest.mark.parametrize("size", [0, INLINE_BYTES, INLINE_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
-def test_chunks_join_to_the_payload(size: int) -> None:
+def test_chunks_join_to_the_payload(size):
     payload = bytes(range(256)) * (size // 256 + 1)
     payload = payload[:size]
     chunks = chunks_of(payload)
@@ -139,7 +126,7 @@ def test_chunks_join_to_the_payload(size: int) -> None:
     assert (b"".join(chunks) or record.payload) == payload
 
 
-def test_golden_bytes() -> None:
+def test_golden_bytes():
     """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
     value = record_of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3).encode()
     assert value.hex() == (
@@ -151,7 +138,7 @@ def test_golden_bytes() -> None:
 
 
 @pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])
-def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(numbers, ttr_ms, priority) -> None:
+def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(numbers, ttr_ms, priority):
     death = {"queue": "q", "reason": "rejected", "count": 1, "time_ms": 5, "exchange": "", "routing_keys": ["q.dead"]}
     head = record_of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
     extras = json.dumps([*numbers, {**death, "details": {"error": "x"}}]).encode()
@@ -166,7 +153,7 @@ HEAD = bytes.fromhex("03 0003 0001 0003 04 00000009 0001e240 0000000000000007 00
 NEWER = HEAD + b"i" * 16 + b"keytask?!"
 
 
-def test_what_every_version_of_a_record_keeps() -> None:
+def test_what_every_version_of_a_record_keeps():
     """Golden bytes: an older process reads this much of each record to come, for ever."""
     assert Record.is_newer(NEWER)
     outline = Record.outline(NEWER)
@@ -182,7 +169,7 @@ def test_what_every_version_of_a_record_keeps() -> None:
         Record.decode(NEWER)
 
 
-def test_what_every_version_of_a_lease_keeps() -> None:
+def test_what_every_version_of_a_lease_keeps():
     place = pack("key") + pack_int(4) + pack_stamp(bytes(12))
     lease = b"\x02\x00\x01\x00" + bytes([len(place)]) + b"q" + place + b"?!"
     assert Message.of_lease(lease, newer=True)[:2] == ("q", place)
@@ -204,5 +191,5 @@ def test_what_every_version_of_a_lease_keeps() -> None:
         record_of(bytes(16), b"ours", published_ms=1, expires_ms=0).encode(),
     ],
 )
-def test_what_is_no_newer_record(value: bytes) -> None:
+def test_what_is_no_newer_record(value):
     assert not Record.is_newer(value)

@@ -3,13 +3,9 @@
 Three sources: arbitrary bytes, values of ours with some bytes changed, and JSON of odd shape.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -32,7 +28,7 @@ RECORD_WITH_ALL = record_of(
 PLACE = pack("key") + pack_int(4) + pack_stamp(bytes(12))
 
 
-def decode_lease(value: bytes) -> None:
+def decode_lease(value):
     """And what the sweep does with its place."""
     _queue, place, record = codec.Message.of_lease(value)
     has_key(place)
@@ -44,26 +40,26 @@ def decode_lease(value: bytes) -> None:
     codec.size_of(record)
 
 
-def decode_record(value: bytes) -> None:
+def decode_record(value):
     """And what burying does with it: all of it can be written again."""
     record = codec.Record.decode(value)
     sum(death.count for death in record.deaths)
     record.encode()
 
 
-def decode_limits(value: bytes) -> None:
+def decode_limits(value):
     limits = codec.decode_limits(value)
     assert codec.decode_limits(codec.encode_settings(limits)) == limits
     if limits.rate is not None:
         assert 1 / limits.rate > 0
 
 
-def decode_control(value: bytes) -> None:
+def decode_control(value):
     control = codec.decode_control(value)
     assert codec.decode_control(codec.encode_settings(control)) == control
 
 
-def decode_beat(value: bytes) -> None:
+def decode_beat(value):
     """Never an error: one session's beat must not hide those of all others."""
     try:
         session.consumed_of(value)
@@ -73,7 +69,7 @@ def decode_beat(value: bytes) -> None:
         raise AssertionError from error
 
 
-def describe(value: bytes) -> None:
+def describe(value):
     assert isinstance(session.description_of(value), dict)
 
 
@@ -82,7 +78,7 @@ LIMITS = codec.encode_settings(KeyLimits(paused=True, max_in_flight=3, capacity=
 DECLARATION = QueueDeclaration("q", arguments={"x-expires": 5, "x-max-length": 6, "x-overflow": "drop-head"})
 
 #: Decoders, each with a value of ours to begin with.
-DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
+DECODERS = {
     "record": (decode_record, RECORD),
     "full record": (decode_record, RECORD_WITH_ALL),
     "lease": (decode_lease, codec.encode_lease(codec.Message("q", PLACE, RECORD))),
@@ -106,14 +102,14 @@ scalars = st.one_of(
 )
 
 
-def fields(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def fields(inner):
     return st.dictionaries(st.sampled_from(KNOWN), inner, max_size=5)
 
 
 odd_json = st.recursive(scalars, lambda inner: st.one_of(st.lists(inner, max_size=5), fields(inner)), max_leaves=8)
 
 
-def harmless(decode: Callable[[bytes], object], value: bytes) -> None:
+def harmless(decode, value):
     with suppress(FormatError):
         decode(value)
 
@@ -123,7 +119,7 @@ def harmless(decode: Callable[[bytes], object], value: bytes) -> None:
 @given(value=st.binary(max_size=120))
 @example(b"[" * 100_000)
 @example(b"")
-def test_arbitrary_bytes(decode: Callable[[bytes], object], ours: bytes, value: bytes) -> None:
+def test_arbitrary_bytes(decode, ours, value):
     decode(ours)
     harmless(decode, value)
 
@@ -131,7 +127,7 @@ def test_arbitrary_bytes(decode: Callable[[bytes], object], ours: bytes, value: 
 @decoders
 @quick
 @given(data=st.data())
-def test_values_of_ours_with_some_bytes_changed(decode: Callable[[bytes], object], ours: bytes, data: Any) -> None:
+def test_values_of_ours_with_some_bytes_changed(decode, ours, data):
     value = bytearray(ours)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(value)))
@@ -139,18 +135,18 @@ def test_values_of_ours_with_some_bytes_changed(decode: Callable[[bytes], object
     harmless(decode, bytes(value))
 
 
-def with_extras(extras: bytes) -> bytes:
+def with_extras(extras):
     """A record whose extras are these."""
     record = record_of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
     return record[:11] + len(extras).to_bytes(4, "big") + record[15:] + extras
 
 
-def as_it_is(value: bytes) -> bytes:
+def as_it_is(value):
     return value
 
 
 #: How a JSON value gets into what is decoded.
-PLACES: dict[str, tuple[Callable[[bytes], object], Callable[[bytes], bytes]]] = {
+PLACES = {
     "extras": (decode_record, with_extras),
     "control": (decode_control, as_it_is),
     "limits": (decode_limits, as_it_is),
@@ -164,13 +160,13 @@ PLACES: dict[str, tuple[Callable[[bytes], object], Callable[[bytes], bytes]]] = 
 @pytest.mark.parametrize(("decode", "put"), PLACES.values(), ids=[*PLACES])
 @quick
 @given(value=odd_json)
-def test_json_of_odd_shape(decode: Callable[[bytes], object], put: Callable[[bytes], bytes], value: Any) -> None:
+def test_json_of_odd_shape(decode, put, value):
     harmless(decode, put(json.dumps(value).encode()))
 
 
 @quick
 @given(base=st.sampled_from([CONTROL, LIMITS, codec.encode_json(asdict(DEATH))]), data=st.data())
-def test_one_field_of_an_odd_type(base: bytes, data: Any) -> None:
+def test_one_field_of_an_odd_type(base, data):
     value = json.loads(base)
     value[data.draw(st.sampled_from([*value, "unheard-of"]))] = data.draw(odd_json)
     odd = json.dumps(value).encode()
@@ -183,7 +179,7 @@ IMPOSSIBLE = [{"weight": 0}, {"rate": 0}, {"rate": float("nan")}, {"burst": -1},
 
 
 @pytest.mark.parametrize("limits", IMPOSSIBLE)
-def test_limits_that_can_not_have_been_set(limits: dict[str, Any]) -> None:
+def test_limits_that_can_not_have_been_set(limits):
     """The fair ring divides by a rate, and goes on by a weight."""
     with pytest.raises(FormatError):
         codec.decode_limits(json.dumps(limits).encode())
@@ -192,7 +188,7 @@ def test_limits_that_can_not_have_been_set(limits: dict[str, Any]) -> None:
     assert control == QueueControl(paused=True, limited=True), "nor does the queue"
 
 
-def test_a_control_with_a_field_of_a_newer_version_is_a_pause() -> None:
+def test_a_control_with_a_field_of_a_newer_version_is_a_pause():
     newer = json.dumps({**asdict(QueueControl(paused=True)), "drained": True}).encode()
     assert codec.control_of(newer).paused
 
@@ -205,7 +201,7 @@ def test_a_control_with_a_field_of_a_newer_version_is_a_pause() -> None:
         ({"max_in_flight": 10**20, "weight": 10**400}, KeyLimits(max_in_flight=MOST, weight=MOST)),
     ],
 )
-def test_limits_that_were_let_in_before_there_were_ranges(stored: dict[str, Any], read: KeyLimits) -> None:
+def test_limits_that_were_let_in_before_there_were_ranges(stored, read):
     assert codec.decode_limits(json.dumps(stored).encode()) == read
     control = json.dumps({"paused": True, "every_key": stored, "ageing": float("inf")}).encode()
     assert codec.decode_control(control) == QueueControl(paused=True, every_key=read, ageing=LONGEST_S)

@@ -1,9 +1,6 @@
 """What an encoder accepts its decoder reads, and what can't be read again is not accepted."""
 
-from __future__ import annotations
-
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -38,14 +35,14 @@ quick = settings(deadline=None, max_examples=200)
 
 @quick
 @given(st.lists(st.one_of(st.integers(-1, 2**70), st.text(), st.binary())))
-def test_elements_of_a_key(elements: list[Any]) -> None:
+def test_elements_of_a_key(elements):
     with suppress(FormatError):
         packed = pack(*elements)
         assert unpack(packed) == tuple(elements)
 
 
 @given(texts.filter(bool), st.integers(0, 9), stamps)
-def test_places(key: str, priority: int, stamp: bytes) -> None:
+def test_places(key, priority, stamp):
     rank = KEYS.rank(priority)
     assert split_place(rank + pack_stamp(stamp)) == ("", rank)
     assert split_place(pack(key) + rank + pack_stamp(stamp)) == (key, rank)
@@ -56,14 +53,14 @@ def test_places(key: str, priority: int, stamp: bytes) -> None:
 
 @quick
 @given(moments, st.integers(0, 9), stamps)
-def test_delayed(due_ms: int, priority: int, stamp: bytes) -> None:
+def test_delayed(due_ms, priority, stamp):
     key = KEYS.delayed_prefix("q", due_ms, KEYS.rank(priority)) + stamp
     assert KEYS.split_delayed("q", key) == (due_ms, KEYS.rank(priority))
 
 
 @quick
 @given(st.builds(KeyLimits, st.booleans(), *[numbers] * 6))
-def test_limits(limits: KeyLimits) -> None:
+def test_limits(limits):
     try:
         check_limits(limits)
     except InvalidArgument:
@@ -73,7 +70,7 @@ def test_limits(limits: KeyLimits) -> None:
 
 @quick
 @given(st.builds(QueueControl, st.booleans(), st.sampled_from(["next", "first", "x"]), ageing=numbers))
-def test_control(control: QueueControl) -> None:
+def test_control(control):
     try:
         check_control(control)
     except InvalidArgument:
@@ -83,7 +80,7 @@ def test_control(control: QueueControl) -> None:
 
 @quick
 @given(st.data())
-def test_records_of_publications(data: Any) -> None:
+def test_records_of_publications(data):
     names = ("priority", "due_ms", "ttl_ms", "expires_ms", "ttr_ms", "dedup_window_ms", "once_window_ms")
     odd = {name: data.draw(st.one_of(numbers, durations)) for name in data.draw(st.lists(st.sampled_from(names)))}
     publication = Publication("", "q", b"", key=data.draw(st.text()), task_id=data.draw(st.text()))._replace(**odd)
@@ -119,7 +116,7 @@ def test_records_of_publications(data: Any) -> None:
         *(ids, moments, moments, st.integers(0, 65_535), counts, texts, deaths, st.integers(0, 9), st.booleans()),
     )
 )
-def test_an_exported_message(message: StoredMessage) -> None:
+def test_an_exported_message(message):
     assert transfer._decode(transfer._line(message), 1) == message
 
 
@@ -135,22 +132,22 @@ def test_an_exported_message(message: StoredMessage) -> None:
     ],
     ids=lambda entry: entry[0] if isinstance(entry, tuple) else type(entry).__name__,
 )
-def test_an_exported_entry(entry: Any) -> None:
+def test_an_exported_entry(entry):
     assert transfer._decode(transfer._line(entry), 1) == entry
 
 
 class Written:
     """What a transaction was told to set."""
 
-    def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
+    def __init__(self):
+        self.rows = {}
 
-    def set(self, key: bytes, value: bytes) -> None:
+    def set(self, key, value):
         self.rows[key] = value
 
 
 @given(texts, st.binary(), moments)
-def test_results(state: str, payload: bytes, expires_ms: int) -> None:
+def test_results(state, payload, expires_ms):
     tr = Written()
     records.write(tr, b"k", state, payload, expires_ms=expires_ms)  # type: ignore[arg-type]  # all that is asked of it
     assert records.decode(tr.rows[b"k"])[:3] == (state, payload, expires_ms)
@@ -163,14 +160,14 @@ def test_results(state: str, payload: bytes, expires_ms: int) -> None:
         st.none() | st.tuples(st.integers(0, 2**63), texts),
     )
 )
-def test_chords(chord: Chord) -> None:
+def test_chords(chord):
     tr = Written()
     chords._write(tr, records.ResultKeys("d"), "g", chord)  # type: ignore[arg-type]  # all that is asked of it
     assert [chords._decode(value) for value in tr.rows.values()] == [chord]
 
 
 @given(st.binary(max_size=60))
-def test_arbitrary_bytes_are_decoded_or_refused(value: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(value):
     for decode in (records.decode, chords._decode, codec.decode_round, codec.decode_count, publish.decode_end):
         with suppress(FormatError):
             decode(value)

@@ -1,7 +1,5 @@
 """Place, rank, stamp and session id are all bytes, and mypy tells them apart: from each other, and from a row's key."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -49,7 +47,7 @@ def calls(keys: Keyspace, work: Work, sessions: Sessions, turn: Turn, key: bytes
 """
 
 
-def test_mypy_sees_a_swap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mypy_sees_a_swap(monkeypatch, tmp_path):
     mypy = pytest.importorskip("mypy.api", reason="mypy is not installed")
     monkeypatch.chdir(ROOT)
     told, failed, _status = mypy.run(

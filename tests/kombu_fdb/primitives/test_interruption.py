@@ -1,12 +1,8 @@
 """A thread is started, and a signal handler raises in the middle of it."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -17,14 +13,14 @@ class TimeLimit(Exception):
     """A signal handler's."""
 
 
-def test_a_signal_at_any_line_of_a_start_comes_out_as_it_is_before_or_after_the_thread_has_begun() -> None:
+def test_a_signal_at_any_line_of_a_start_comes_out_as_it_is_before_or_after_the_thread_has_begun():
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signal handlers run in the main thread")
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number, frame):
         raise TimeLimit
 
-    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+    def trace(frame, event, _argument):
         nonlocal left
         if frame.f_code.co_filename != threading.__file__:
             return None
@@ -55,24 +51,24 @@ def test_a_signal_at_any_line_of_a_start_comes_out_as_it_is_before_or_after_the_
     assert moment > 30
 
 
-def test_a_thread_that_is_not_interrupted_runs() -> None:
+def test_a_thread_that_is_not_interrupted_runs():
     ran = threading.Event()
     start(threading.Thread(target=ran.set))
     assert ran.wait(30)
 
 
-def test_gevents_loop_is_told_from_its_greenlets() -> None:
+def test_gevents_loop_is_told_from_its_greenlets():
     gevent = pytest.importorskip("gevent")
-    seen: list[bool] = []
+    seen = []
     gevent.get_hub().loop.run_callback(lambda: seen.append(in_hub()))
     gevent.spawn(lambda: seen.append(in_hub())).join()
     assert sorted(seen) == [False, True]
     assert not in_hub()
 
 
-def test_eventlets_loop_is_told_from_its_greenlets() -> None:
+def test_eventlets_loop_is_told_from_its_greenlets():
     eventlet = pytest.importorskip("eventlet")
-    seen: list[bool] = []
+    seen = []
     eventlet.hubs.get_hub().schedule_call_global(0, lambda: seen.append(in_hub()))
     eventlet.spawn(lambda: seen.append(in_hub())).wait()
     eventlet.sleep(0.01)

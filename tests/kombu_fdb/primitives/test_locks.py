@@ -1,7 +1,5 @@
 """A lock refuses the thread that is inside already: a signal handler there would find things half done."""
 
-from __future__ import annotations
-
 import threading
 from types import BuiltinFunctionType
 
@@ -11,10 +9,10 @@ from kombu_fdb.errors import StoreError
 from kombu_fdb.primitives.interruption import Lock
 
 
-def test_a_lock_refuses_the_thread_that_is_inside_and_no_other() -> None:
+def test_a_lock_refuses_the_thread_that_is_inside_and_no_other():
     lock, seen = Lock(), list[str]()
 
-    def enter() -> None:
+    def enter():
         with lock:
             seen.append("the other")
 
@@ -30,7 +28,7 @@ def test_a_lock_refuses_the_thread_that_is_inside_and_no_other() -> None:
         pass
 
 
-def test_a_lock_may_be_entered_again_where_that_is_asked_for() -> None:
+def test_a_lock_may_be_entered_again_where_that_is_asked_for():
     lock = Lock()
     with lock.reentrant, lock.reentrant, pytest.raises(StoreError), lock:
         pass
@@ -38,7 +36,7 @@ def test_a_lock_may_be_entered_again_where_that_is_asked_for() -> None:
         pass
 
 
-def test_with_calls_into_c_where_a_signal_handler_does_not_come_in() -> None:
+def test_with_calls_into_c_where_a_signal_handler_does_not_come_in():
     lock = Lock()
     assert isinstance(lock.__enter__, BuiltinFunctionType)
     assert isinstance(lock.__exit__, BuiltinFunctionType)

@@ -1,7 +1,5 @@
 """What can be seen of a process from outside. Needs ``/proc``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -29,20 +27,20 @@ while True:
 """
 
 
-def busy_s(pid: int) -> float:
+def busy_s(pid):
     fingerprint, busy = see(pid)
     assert fingerprint
     return busy
 
 
-def test_a_process_is_seen_as_it_sees_itself() -> None:
+def test_a_process_is_seen_as_it_sees_itself():
     with Program(PROGRAM) as program:
         own = program.hear()
         assert see(program.process.pid)[0] == own
         assert see(os.getpid())[0] not in ("", own)
 
 
-def test_its_time_goes_on_while_it_computes_and_only_then() -> None:
+def test_its_time_goes_on_while_it_computes_and_only_then():
     with Program(PROGRAM) as program:
         program.hear()
         pid = program.process.pid
@@ -57,7 +55,7 @@ def test_its_time_goes_on_while_it_computes_and_only_then() -> None:
         assert busy_s(pid) == stopped
 
 
-def test_to_wait_for_a_core_is_to_be_busy() -> None:
+def test_to_wait_for_a_core_is_to_be_busy():
     """So that it does not matter how many others want it."""
     one_core = {min(os.sched_getaffinity(0))}
     with Program(PROGRAM) as program, Program(PROGRAM) as other:
@@ -66,14 +64,14 @@ def test_to_wait_for_a_core_is_to_be_busy() -> None:
             os.sched_setaffinity(each.process.pid, one_core)
             each.tell("compute")
 
-        def computed_s() -> float:
+        def computed_s():
             fields = Path(f"/proc/{program.process.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
         until(lambda: busy_s(program.process.pid) > computed_s() + 0.5)
 
 
-def test_one_that_has_ended_is_not_seen_be_it_waited_for_or_not() -> None:
+def test_one_that_has_ended_is_not_seen_be_it_waited_for_or_not():
     with Program(PROGRAM) as program:
         program.hear()
         pid = program.process.pid
@@ -83,7 +81,7 @@ def test_one_that_has_ended_is_not_seen_be_it_waited_for_or_not() -> None:
     assert see(pid) == ("", 0.0)
 
 
-def test_a_program_that_takes_another_ones_place_is_not_taken_for_it() -> None:
+def test_a_program_that_takes_another_ones_place_is_not_taken_for_it():
     with Program(PROGRAM) as program:
         own = program.hear()
         program.tell("exec")
@@ -92,5 +90,5 @@ def test_a_program_that_takes_another_ones_place_is_not_taken_for_it() -> None:
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**40, 10**30])
-def test_what_is_no_process_is_not_seen(pid: int) -> None:
+def test_what_is_no_process_is_not_seen(pid):
     assert see(pid) == ("", 0.0)

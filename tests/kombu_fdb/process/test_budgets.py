@@ -4,29 +4,20 @@ Each duty has work for several turns. A transaction does a hundredth of what it 
 take as many of them as a hundred thousand.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
-from collections.abc import Callable
 
-import pytest
-from kit.conformance.queue import Bench
-from kit.faults import FaultyDatabase, FaultyTransaction
 from kit.whole.mortal import small_parts
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics import totals
-from kombu_fdb.engine.stored.parts import Budget
-from kombu_fdb.engine.stored.work import Environment, Work
+from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.duty_cycle import TURN_S, TURN_TRANSACTIONS, DutyCycle
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.clock import ManualClock
 
 TRANSACTION_S = 0.004
 #: A step that has begun comes to its end; so does a look at what there is to do.
@@ -54,24 +45,24 @@ class SlowDatabase:
     commit_may_be_unknown = True
     writers_take_turns = False
 
-    def __init__(self, inner: FaultyDatabase, clock: ManualClock) -> None:
+    def __init__(self, inner, clock):
         self._inner = inner
         self._clock = clock
 
-    def begin(self, *, timeout_s: float, read_only: bool = False) -> FaultyTransaction:
+    def begin(self, *, timeout_s, read_only=False):
         self._clock.advance(TRANSACTION_S)
         return self._inner.begin(timeout_s=timeout_s, read_only=read_only)
 
-    def close(self) -> None:
+    def close(self):
         self._inner.close()
 
 
-def fill(bench: Bench) -> None:
+def fill(bench):
     """Queues that are gone or unused, a dead process's own, and messages that are due, dead and expired."""
     engine, keys, dead = bench.engine, bench.engine.keys, bench.engine.sessions.open({}, ttl_s=10.0)
     expiring = {"x-expires": 1_000}
 
-    def declare(work: Work) -> None:
+    def declare(work):
         topology.declare_queue(work, QueueDeclaration("large", arguments=expiring))
         for number in range(MANY):
             topology.declare_queue(work, QueueDeclaration(f"unused{number}", arguments=expiring))
@@ -84,7 +75,7 @@ def fill(bench: Bench) -> None:
 
     engine.transactions.write(declare)
 
-    def put(queue: str, **given: int) -> None:
+    def put(queue, **given):
         engine.publisher.publish([Publication("", queue, b"", **given) for _ in range(MANY)])
 
     put("held")
@@ -97,7 +88,7 @@ def fill(bench: Bench) -> None:
     bench.later(1)
 
 
-def test_no_turn_of_a_duty_is_longer_than_its_budget(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_turn_of_a_duty_is_longer_than_its_budget(bench, monkeypatch):
     fill(bench)
     small_parts(monkeypatch, PART)
     monkeypatch.setattr(upkeep, "ROWS_PER_TRANSACTION", 1_000)  # of a look
@@ -105,12 +96,12 @@ def test_no_turn_of_a_duty_is_longer_than_its_budget(bench: Bench, monkeypatch: 
     environment = Environment(bench.clock, random_id, random.Random(7))
     engine = Engine(SlowDatabase(bench.database, bench.clock), bench.namespace, environment)  # type: ignore[arg-type]  # a bench has any store
     duties = DutyCycle(engine, bench.clock, bench.session, sweep_interval_s=5.0)
-    turns: defaultdict[str, list[float]] = defaultdict(list)
+    turns = defaultdict(list)
 
-    def timed(duty: Duty) -> Callable[[Budget], float]:
+    def timed(duty):
         run = duty.run
 
-        def run_and_note(budget: Budget) -> float:
+        def run_and_note(budget):
             began = bench.clock.monotonic()
             pause_s = run(budget)
             turns[duty.name].append(bench.clock.monotonic() - began)

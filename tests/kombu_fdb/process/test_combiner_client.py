@@ -1,20 +1,14 @@
 """A consumer among its rivals: when it waits, serves, evicts, and is alone again (``process/combiner_client.py``)."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Any
 
 import pytest
-from kit.conformance.queue import Bench
 from kit.simulation.connection import Flag
 
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.errors import Conflict, SessionLost, StoreUnavailable
-from kombu_fdb.model import Delivery
 from kombu_fdb.process import combiner_client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Contention
@@ -29,7 +23,7 @@ class Middle:
     """Chance that is none."""
 
     @staticmethod
-    def uniform(a: float, b: float, /) -> float:
+    def uniform(a, b, /):
         return (a + b) / 2
 
 
@@ -37,21 +31,19 @@ class Longest(Middle):
     """Who is never lucky."""
 
     @staticmethod
-    def uniform(a: float, b: float, /) -> float:
+    def uniform(a, b, /):
         return max(a, b)
 
 
 class Consumer:
     """One process with one consumer."""
 
-    def __init__(
-        self, bench: Bench, want: int = 1, longest_s: float = LONGEST_S, spread: type[Middle] = Middle
-    ) -> None:
+    def __init__(self, bench, want=1, longest_s=LONGEST_S, spread=Middle):
         self.engine = bench.another()
         self.client_session = ClientSession(self.engine, OPTIONS, self.engine.sessions.open({}), Flag(), bench.clock)
         self.contention = Contention()
         self.rung = False
-        self.granted: list[Delivery] = []
+        self.granted = []
         self.begin = lambda: CombinerClient(
             self._ring, bench.clock.monotonic, spread(), longest_s, self.contention, self.granted
         )
@@ -60,10 +52,10 @@ class Consumer:
         self._want = want
         self._clock = bench.clock
 
-    def _ring(self) -> None:
+    def _ring(self):
         self.rung = True
 
-    def turn(self, *, serve: bool = True) -> list[bytes]:
+    def turn(self, *, serve=True):
         """As its owner does: join, look, serve. What it got."""
         self.granted.clear()
         self.rung = False
@@ -74,13 +66,13 @@ class Consumer:
             self.combiner.serve(QUEUES)
         return [each.payload for each in self.granted]
 
-    def see_the_wait_queue(self) -> None:
+    def see_the_wait_queue(self):
         """As one does who has just become the first."""
         demand = self.combiner._demand
         assert demand is not None
         self.combiner._waiting = self.engine.messages.look(demand)[0].waiting
 
-    def sleep(self) -> float:
+    def sleep(self):
         """Until it wants to look; how long that was."""
         pause_s = self.combiner.next_look_s()
         assert pause_s is not None
@@ -88,7 +80,7 @@ class Consumer:
         return pause_s
 
 
-def test_a_lone_consumer_is_the_first(bench: Bench) -> None:
+def test_a_lone_consumer_is_the_first(bench):
     one = Consumer(bench)
     assert one.turn() == []
     assert one.combiner.is_first
@@ -97,7 +89,7 @@ def test_a_lone_consumer_is_the_first(bench: Bench) -> None:
     assert not one.combiner.in_wait_queue
 
 
-def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
+def test_who_waits_is_rung_when_it_was_granted_something(bench):
     one, two = Consumer(bench), Consumer(bench)
     assert (one.turn(), two.turn()) == ([], [])
     one.combiner.leave()
@@ -113,7 +105,7 @@ def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
     assert one.client_session.known
 
 
-def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench) -> None:
+def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench):
     one, two, *others = (Consumer(bench) for _ in range(5))
     one.turn()
     two.turn()
@@ -128,7 +120,7 @@ def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench
         assert not each.combiner.is_first, "an idle first one stays"
 
 
-def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
+def test_the_one_behind_the_first_looks_twice_a_second(bench):
     one, two = Consumer(bench), Consumer(bench)
     one.turn()
     for _ in range(8):
@@ -137,12 +129,12 @@ def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
     assert longest_s == pytest.approx(combiner_client.NEXT_S * 1.125)
 
 
-def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_far_behind_seldom_asks_for_work(bench, monkeypatch):
     """However often it looks, as in a busy wait queue, which it leaves and joins again."""
     *others, last = (Consumer(bench) for _ in range(5))
     for each in others:
         each.turn()
-    asked: list[Sequence[str]] = []
+    asked = []
     monkeypatch.setattr(last.engine.messages, "has_work", asked.append)
     began_s = bench.clock.monotonic()
     for _ in range(20):
@@ -153,12 +145,12 @@ def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: p
     assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / combiner_client.SELDOM_S
 
 
-def test_who_is_woken_does_not_ask_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_woken_does_not_ask_for_work(bench, monkeypatch):
     """In a busy wait queue each service wakes three, who would all ask."""
     one, two, *others = (Consumer(bench) for _ in range(5))
     for each in (one, two, *others):
         each.turn()
-    asked: list[Sequence[str]] = []
+    asked = []
     for each in others:
         monkeypatch.setattr(each.engine.messages, "has_work", asked.append)
     two.combiner.leave()
@@ -171,7 +163,7 @@ def test_who_is_woken_does_not_ask_for_work(bench: Bench, monkeypatch: pytest.Mo
     assert asked, "it looks by itself"
 
 
-def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(bench: Bench) -> None:
+def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(bench):
     """Where services take long, all who wait would look many times for each."""
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     for each in (one, two, three):
@@ -184,7 +176,7 @@ def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(
         assert each.sleep() == pytest.approx(pause_s * 1.125)
 
 
-def test_others_find_it_if_both_are_gone(bench: Bench) -> None:
+def test_others_find_it_if_both_are_gone(bench):
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     for each in (one, two, three):
         each.turn()
@@ -196,7 +188,7 @@ def test_others_find_it_if_both_are_gone(bench: Bench) -> None:
     assert looks <= 12
 
 
-def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) -> None:
+def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench):
     """BOUNDED: however long everybody had been idle before, two looks with work find it."""
     one, two = Consumer(bench), Consumer(bench)
     one.turn()
@@ -217,9 +209,7 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
 
 @pytest.mark.parametrize("is_another", [False, True])
 @pytest.mark.parametrize("patience_s", [0.0, 4.0])
-def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(
-    bench: Bench, patience_s: float, *, is_another: bool
-) -> None:
+def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(bench, patience_s, *, is_another):
     """BOUNDED: as a loop of takes with a timeout. Each of them has a standing of its own."""
     one, two = Consumer(bench), Consumer(bench)
     one.turn()
@@ -238,9 +228,7 @@ def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(
 
 @pytest.mark.parametrize("idle_s", [30.0, 36.0])
 @pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5), (3, 9.0), (4, 13.0)])
-def test_of_an_idle_wait_queue_those_who_do_not_serve_are_replaced(
-    bench: Bench, dead: int, within_s: float, idle_s: float
-) -> None:
+def test_of_an_idle_wait_queue_those_who_do_not_serve_are_replaced(bench, dead, within_s, idle_s):
     """BOUNDED: however long all had been idle before. Those that become the next one and the third are told so."""
     consumers = [Consumer(bench, 1, LONGEST_S, Longest) for _ in range(6)]
     for each in consumers:
@@ -257,7 +245,7 @@ def test_of_an_idle_wait_queue_those_who_do_not_serve_are_replaced(
     assert work_comes(bench, others[dead]) <= within_s
 
 
-def stay_idle(bench: Bench, consumers: list[Consumer], seconds: float) -> None:
+def stay_idle(bench, consumers, seconds):
     """Each looks when it wants to."""
     end_s = bench.clock.monotonic() + seconds
     while bench.clock.monotonic() < end_s:
@@ -268,9 +256,9 @@ def stay_idle(bench: Bench, consumers: list[Consumer], seconds: float) -> None:
                 each.turn()
 
 
-def work_comes(bench: Bench, consumer: Consumer) -> float:
+def work_comes(bench, consumer):
     """After how long it is served by one of them, while no other process does anything."""
-    found: list[bytes] = []
+    found = []
     began_s = bench.clock.monotonic()
     while not found:
         consumer.sleep()
@@ -278,7 +266,7 @@ def work_comes(bench: Bench, consumer: Consumer) -> float:
     return bench.clock.monotonic() - began_s
 
 
-def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
+def test_after_a_deposition_everybody_is_more_patient(bench):
     """BOUNDED: else all would evict each other for working, where each service takes longer than that."""
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     for each in (one, two, three):
@@ -289,18 +277,18 @@ def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
     assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "it is not known yet how long a service takes"
 
 
-def served_row(patience_s: float) -> bytes:
+def served_row(patience_s):
     """Of a wait queue whose last service has left so much patience."""
     return bytes(16) + struct.pack(">I", round(1000 * patience_s))
 
 
-def patience_s(bench: Bench) -> float:
+def patience_s(bench):
     """What stands in the wait queue."""
     _, value = bench.engine.upkeep.rows(bench.engine.keys.all_served)[0]
     return float(struct.unpack(">I", value[16:])[0]) / 1000
 
 
-def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
+def test_a_new_standing_knows_how_long_services_take(bench):
     """Each take that waits has its own (``api/consumer.py``), and serves once."""
     one = Consumer(bench)
     one.contention.served(wait_queue.name(QUEUES), alone=False, took_s=1.0)
@@ -310,7 +298,7 @@ def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
     assert patience_s(bench) == 4.0
 
 
-def test_patience_comes_to_an_end(bench: Bench) -> None:
+def test_patience_comes_to_an_end(bench):
     """BOUNDED: with the services that follow a slow one, whichever consumer takes them, even if it is its first."""
     one = Consumer(bench)
     one.turn()
@@ -326,7 +314,7 @@ def test_patience_comes_to_an_end(bench: Bench) -> None:
     assert services == 14
 
 
-def test_patience_lasts_until_each_has_served_quickly_again(bench: Bench) -> None:
+def test_patience_lasts_until_each_has_served_quickly_again(bench):
     """A consumer remembers how long its last service took, with its commit."""
     consumers = [Consumer(bench) for _ in range(20)]
     for each in consumers:
@@ -341,17 +329,15 @@ def test_patience_lasts_until_each_has_served_quickly_again(bench: Bench) -> Non
     assert services == len(consumers) + 14
 
 
-def test_quick_services_in_between_evict_no_consumer_for_a_slow_one(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_services_in_between_evict_no_consumer_for_a_slow_one(bench, monkeypatch):
     """Else each slow service is in vain, and its consumer joins again at the end of the wait queue."""
     consumers = [Consumer(bench) for _ in range(4)]
     took_s, ends = cycle([0.05, 1.0]), []
 
-    def serve_slowly(one: Consumer) -> Callable[..., Any]:
+    def serve_slowly(one):
         serve = one.engine.messages.serve
 
-        def slowly(*given: Any) -> Any:
+        def slowly(*given):
             for _ in range(round(next(took_s) / 0.05)):
                 bench.later(0.05)
                 for other in consumers:
@@ -372,14 +358,12 @@ def test_quick_services_in_between_evict_no_consumer_for_a_slow_one(
 
 
 @pytest.mark.parametrize(("took_s", "patience_s"), [(0.001, PATIENCE_S), (0.5, 2.0), (2.0, 5.0)])
-def test_a_server_tells_how_long_its_service_takes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, took_s: float, patience_s: float
-) -> None:
+def test_a_server_tells_how_long_its_service_takes(bench, monkeypatch, took_s, patience_s):
     """With its first one: where hundreds are served in turn, most have never served before."""
     one, two = Consumer(bench), Consumer(bench)
     serve = claim.serve
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*given):
         """Within the transaction, whose first attempt loses a race."""
         served = serve(*given)
         if served.deliveries:
@@ -389,7 +373,7 @@ def test_a_server_tells_how_long_its_service_takes(
             raise Conflict
         return served
 
-    lost: list[bool] = []
+    lost = []
     monkeypatch.setattr(claim, "serve", slowly)
     one.turn()
     bench.put(b"a")
@@ -398,7 +382,7 @@ def test_a_server_tells_how_long_its_service_takes(
     assert two.combiner._patience_s == pytest.approx(patience_s, abs=0.1)  # between attempts there is a pause
 
 
-def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
+def test_a_first_one_that_works_is_not_deposed(bench):
     one, two = Consumer(bench), Consumer(bench)
     one.turn()
     for number in range(20):
@@ -411,7 +395,7 @@ def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
         one, two = two, one  # the next one is the first
 
 
-def test_it_is_alone_again_after_long_without_rivals(bench: Bench) -> None:
+def test_it_is_alone_again_after_long_without_rivals(bench):
     one = Consumer(bench)
     for _ in range(LONELY + 1):
         assert one.contention.is_contested(QUEUES)
@@ -420,7 +404,7 @@ def test_it_is_alone_again_after_long_without_rivals(bench: Bench) -> None:
     assert not one.contention.is_contested(QUEUES)
 
 
-def test_two_that_never_meet_in_the_wait_queue_know_of_each_other(bench: Bench) -> None:
+def test_two_that_never_meet_in_the_wait_queue_know_of_each_other(bench):
     """Each is alone there when it serves, and claims would collide."""
     one, two = Consumer(bench), Consumer(bench)
     for _ in range(LONELY):
@@ -430,7 +414,7 @@ def test_two_that_never_meet_in_the_wait_queue_know_of_each_other(bench: Bench) 
     assert two.contention.is_contested(QUEUES)
 
 
-def test_wait_queues_that_are_known_are_bounded() -> None:
+def test_wait_queues_that_are_known_are_bounded():
     contention = Contention()
     for number in range(10 * combiner_client.MOST_WAIT_QUEUES):
         contention.contest([f"q{number}"])
@@ -438,7 +422,7 @@ def test_wait_queues_that_are_known_are_bounded() -> None:
     assert len(contention._contested) <= combiner_client.MOST_WAIT_QUEUES
 
 
-def test_the_order_of_the_queues_does_not_matter() -> None:
+def test_the_order_of_the_queues_does_not_matter():
     contention = Contention()
     contention.contest(["a", "b"])
     assert contention.is_contested(("b", "a"))
@@ -448,7 +432,7 @@ def test_the_order_of_the_queues_does_not_matter() -> None:
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 
-def test_leaving_brings_what_was_granted(bench: Bench) -> None:
+def test_leaving_brings_what_was_granted(bench):
     one, two = Consumer(bench), Consumer(bench)
     two.turn()
     one.turn()
@@ -461,7 +445,7 @@ def test_leaving_brings_what_was_granted(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> None:
+def test_what_is_abandoned_ends_and_goes_back(bench, granted):
     """DURABLE: only the session has to remember it."""
     one, two = Consumer(bench), Consumer(bench)
     two.turn()
@@ -478,7 +462,7 @@ def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> No
     assert not one.combiner.in_wait_queue
 
 
-def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
+def test_a_demand_whose_owner_looks_no_more_is_given_up(bench):
     """Its thread is gone, by two exceptions at once."""
     one, two = Consumer(bench), Consumer(bench)
     one.turn()
@@ -497,7 +481,7 @@ def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
     assert one.combiner.is_first, "the other one does not stand behind it any more"
 
 
-def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None:
+def test_what_comes_after_it_was_given_up_is_not_delivered(bench):
     one, two = Consumer(bench), Consumer(bench)
     two.turn()
     one.turn()
@@ -511,7 +495,7 @@ def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("verb", ["join", "serve", "look"])
-def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_an_error_of_the_store_leaves_it_where_it_was(bench, monkeypatch, verb):
     one = Consumer(bench)
     one.turn()
     bench.put(b"a")
@@ -528,12 +512,12 @@ def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch:
     assert len(bench.engine.upkeep.rows(bench.engine.keys.all_demands)) == 1, "a join clears those that are over"
 
 
-def _fails(*_: object, **__: object) -> None:
+def _fails(*_, **__):
     raise StoreUnavailable("the cluster is away")
 
 
 @pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.combiner.leave()])
-def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
+def test_a_new_session_begins_anew(bench, act):
     one = Consumer(bench)
     one.turn()
     bench.engine.sessions.fence(one.client_session.session_id, bench.beats()[one.client_session.session_id])

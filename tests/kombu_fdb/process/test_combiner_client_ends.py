@@ -1,20 +1,14 @@
 """A consumer in a wait queue, step by step: what it leaves behind, what interrupts it, and whom it evicts."""
 
-from __future__ import annotations
-
 import random
 import threading
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
 from kit.simulation.connection import Flag
 
-from kombu_fdb.engine.scheduling.wait_queue import Standing
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.model import Delivery
 from kombu_fdb.process import client_session
 from kombu_fdb.process.client_session import CLAIM_TIMEOUTS, ClientSession
 from kombu_fdb.process.combiner_client import CombinerClient, Contention
@@ -28,7 +22,7 @@ LATER_S = LONGEST_S * 1.3
 class Consumer:
     """Of q, in a process and a session of its own."""
 
-    def __init__(self, bench: Bench, want: int = 1) -> None:
+    def __init__(self, bench, want=1):
         self.bench = bench
         self.want = want
         self.engine = bench.another()
@@ -37,39 +31,39 @@ class Consumer:
         self.rung = 0
         self.contention = Contention()
         self.contention.contest(["q"])
-        self.granted: list[Delivery] = []
+        self.granted = []
         self.combiner = self.stand()
         self.join()
 
-    def stand(self) -> CombinerClient:
+    def stand(self):
         return CombinerClient(
             self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.contention, self.granted
         )
 
-    def _ring(self) -> None:
+    def _ring(self):
         self.rung += 1
 
-    def join(self) -> None:
+    def join(self):
         self.combiner.join(self.client_session, ["q"], self.want, ())
 
-    def attend(self) -> bool:
+    def attend(self):
         return self.combiner.attend(self.engine)
 
-    def serve(self) -> None:
+    def serve(self):
         self.combiner.serve(["q"])
 
     @property
-    def payloads(self) -> list[bytes]:
+    def payloads(self):
         return [each.payload for each in self.granted]
 
 
-def demands(bench: Bench) -> list[bytes]:
+def demands(bench):
     """How they stand, in any order."""
     rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_demands))
     return sorted(value[:1] for _, value in rows)
 
 
-def wait_and_look(bench: Bench, consumer: Consumer) -> None:
+def wait_and_look(bench, consumer):
     bench.later(LATER_S)
     consumer.attend()
 
@@ -77,7 +71,7 @@ def wait_and_look(bench: Bench, consumer: Consumer) -> None:
 # -- what is left ------------------------------------------------------------------------------------------------------
 
 
-def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> None:
+def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench):
     """Each take that waits is an owner of its own (``api/consumer.py``), in a session that may last for months."""
     one = Consumer(bench)
     for _ in range(5):
@@ -101,15 +95,13 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_owner_that_ends_while_it_joins_waits_no_longer(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_an_owner_that_ends_while_it_joins_waits_no_longer(bench, monkeypatch, when):
     """A task is cancelled while a thread joins for it."""
     one = Consumer(bench)
     one.combiner = one.stand()
     join = one.engine.messages.join
 
-    def join_meanwhile_ended(*args: object, **given: object) -> None:
+    def join_meanwhile_ended(*args, **given):
         if when == "after":
             join(*args, **given)  # type: ignore[arg-type]  # as they came
         one.combiner.abandon()
@@ -124,9 +116,7 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
     assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
 
 
-def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(bench, monkeypatch):
     """The recovery of another thread has found no demand, and has not ended when the join notes that there is one."""
     one = Consumer(bench)
     one.combiner = one.stand()
@@ -135,13 +125,13 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(
     recovered, joined = threading.Event(), threading.Event()
     other = threading.Thread(target=one.client_session.recover)
 
-    def recover_slowly(*args: object) -> int:
+    def recover_slowly(*args):
         released = recover(*args)  # type: ignore[arg-type]  # as they came
         recovered.set()
         joined.wait(10)
         return released
 
-    def join_late(*args: object, **given: object) -> None:
+    def join_late(*args, **given):
         one.combiner.abandon()
         other.start()
         recovered.wait(10)
@@ -156,12 +146,12 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(
     assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
 
 
-def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_join_waits_no_longer(bench, monkeypatch):
     one = Consumer(bench)
     one.combiner.leave()
     join = one.engine.messages.join
 
-    def join_and_be_interrupted(*args: object, **given: object) -> None:
+    def join_and_be_interrupted(*args, **given):
         join(*args, **given)  # type: ignore[arg-type]  # as they came
         raise KeyboardInterrupt
 
@@ -174,9 +164,7 @@ def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.M
     assert Consumer(bench).attend(), "no consumer stands before it"
 
 
-def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(bench, monkeypatch):
     """Its client would not close as long as it holds one."""
     line, where = 0, "the first"
     while where:
@@ -186,7 +174,7 @@ def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(
         bench.put(b"a")
         serve = one.engine.messages.serve
 
-        def serve_and_end(*args: object, serve: Any = serve, one: Consumer = one) -> object:
+        def serve_and_end(*args, serve=serve, one=one):
             served = serve(*args)
             one.combiner.abandon()
             one.client_session.recover()
@@ -203,9 +191,7 @@ def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(
 
 
 @pytest.mark.parametrize("step", ["look", "serve", "leave"])
-def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_what_is_granted_to_an_owner_that_has_ended_goes_back(bench, monkeypatch, step):
     one, two = Consumer(bench), Consumer(bench)
     mine = one if step == "serve" else two
     assert one.attend()
@@ -215,7 +201,7 @@ def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
         one.serve()
     verb = getattr(mine.engine.messages, step)
 
-    def do_meanwhile_ended(*args: object, **given: object) -> object:
+    def do_meanwhile_ended(*args, **given):
         done = verb(*args, **given)
         mine.combiner.abandon()
         return done
@@ -228,7 +214,7 @@ def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
     assert bench.counts() == (1, 0, 1)
 
 
-def _take_step(consumer: Consumer, step: str) -> None:
+def _take_step(consumer, step):
     if step == "look":
         consumer.attend()
     elif step == "serve":
@@ -237,7 +223,7 @@ def _take_step(consumer: Consumer, step: str) -> None:
         consumer.combiner.leave()
 
 
-def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench, monkeypatch):
     """Frozen for longer than a claim may last, and both threads wake up at once: its messages are another's."""
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
@@ -247,7 +233,7 @@ def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkey
     bench.later(CLAIM_TIMEOUTS * Options().operation_timeout + 1)
     monotonic = bench.clock.monotonic
 
-    def look_meanwhile_given_up() -> float:
+    def look_meanwhile_given_up():
         monkeypatch.setattr(bench.clock, "monotonic", monotonic)
         two.client_session.watch_claims()
         return monotonic()
@@ -259,7 +245,7 @@ def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkey
     assert bench.counts() == (1, 0, 1)
 
 
-def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_is_repeated_at_once(bench, monkeypatch):
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
     two.attend()
@@ -277,7 +263,7 @@ def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest
 # -- who does not serve ------------------------------------------------------------------------------------------------
 
 
-def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
+def test_work_that_has_just_come_is_the_first_ones(bench):
     """It was the first for long, but had nothing to do."""
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
@@ -291,7 +277,7 @@ def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
     assert one.payloads == [b"a"]
 
 
-def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
+def test_who_was_deposed_by_the_time_it_serves_finds_out(bench):
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
     two.attend()
@@ -309,7 +295,7 @@ def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
 # -- alone, or not -----------------------------------------------------------------------------------------------------
 
 
-def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
+def test_a_new_first_one_has_the_same_patience(bench):
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     assert one.attend()
     three.attend()
@@ -321,7 +307,7 @@ def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
     assert two.attend(), "it is the first by now, and was not evicted"
 
 
-def test_what_is_found_after_nothing_was_is_its_own(bench: Bench) -> None:
+def test_what_is_found_after_nothing_was_is_its_own(bench):
     """One message, more often than not: that shall be quick."""
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
@@ -332,7 +318,7 @@ def test_what_is_found_after_nothing_was_is_its_own(bench: Bench) -> None:
     assert two.attend(), "it is the first by now"
 
 
-def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
+def test_who_joins_later_is_served_as_well(bench):
     one = Consumer(bench)
     assert one.attend()
     one.serve()
@@ -345,13 +331,13 @@ def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
     assert (one.payloads, two.payloads) == ([b"a"], [b"b"])
 
 
-def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_ends_while_it_looks_watches_nothing(bench, monkeypatch):
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
     look = two.engine.messages.look
-    seen: list[Standing] = []
+    seen = []
 
-    def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Standing, list[Delivery]]:
+    def look_meanwhile_ended(*args, **given):
         found = look(*args, **given)
         seen.append(found[0])
         two.combiner.abandon()
@@ -359,7 +345,7 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
 
     monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
     two.attend()
-    cancelled: list[object] = []
+    cancelled = []
     assert len(seen[0].watches) == 2
     for watch in seen[0].watches:
         watch.on_fire(lambda: cancelled.append(1))

@@ -1,13 +1,7 @@
 """Whose silence is that of a process that computes. What is seen of processes is told here."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from kit.conformance.queue import Bench
 
-from kombu_fdb.model import SessionId
 from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.duty_cycle import Reclaim
 
@@ -17,33 +11,33 @@ PID, TTL_S = 77, 8.0
 class Host:
     """The processes that can be seen, and how they go on."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         self.bench = bench
         self.running = {PID: "it"}
         #: How much of a core each has.
         self.share = 0.0
         self.asked = 0
 
-    def see(self, pid: int) -> tuple[str, float]:
+    def see(self, pid):
         self.asked += 1
         return self.running.get(pid, ""), self.share * self.bench.clock.monotonic()
 
 
 @pytest.fixture
-def host(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(bench, monkeypatch):
     host = Host(bench)
     monkeypatch.setattr(duty_cycle, "see", host.see)
     return host
 
 
-def opened(bench: Bench, **description: Any) -> SessionId:
+def opened(bench, **description):
     session = bench.engine.sessions.open({"pid": PID, "process": "it", **description}, ttl_s=TTL_S)
     bench.put(b"a")
     assert bench.take(1, session=session)
     return session
 
 
-def sweep(bench: Bench, seconds: float) -> int:
+def sweep(bench, seconds):
     """Messages that came back, while only the sweeper beats."""
     duties, released = bench.duties(), 0
     for _ in range(int(2 * seconds)):
@@ -53,7 +47,7 @@ def sweep(bench: Bench, seconds: float) -> int:
     return released
 
 
-def test_a_silent_process_that_computes_keeps_its_messages_for_as_long_as_that(bench: Bench, host: Host) -> None:
+def test_a_silent_process_that_computes_keeps_its_messages_for_as_long_as_that(bench, host):
     session = opened(bench)
     host.share = 0.06
     assert sweep(bench, 50 * TTL_S) == 0
@@ -75,16 +69,14 @@ def test_a_silent_process_that_computes_keeps_its_messages_for_as_long_as_that(b
         (1.0, {"pid": -7}),
     ],
 )
-def test_only_its_own_process_that_computes_speaks_for_a_session(
-    bench: Bench, host: Host, share: float, description: dict[str, Any]
-) -> None:
+def test_only_its_own_process_that_computes_speaks_for_a_session(bench, host, share, description):
     """For at least a twentieth of the time."""
     opened(bench, **description)
     host.share = share
     assert sweep(bench, 2 * TTL_S) == 1
 
 
-def test_a_process_that_is_gone_is_dead_after_its_time_to_live_and_a_look(bench: Bench, host: Host) -> None:
+def test_a_process_that_is_gone_is_dead_after_its_time_to_live_and_a_look(bench, host):
     opened(bench)
     host.share = 1.0
     assert sweep(bench, 3 * TTL_S) == 0
@@ -92,7 +84,7 @@ def test_a_process_that_is_gone_is_dead_after_its_time_to_live_and_a_look(bench:
     assert sweep(bench, TTL_S + 0.5) == 1
 
 
-def test_a_session_that_was_fenced_is_cleared_although_its_process_computes(bench: Bench, host: Host) -> None:
+def test_a_session_that_was_fenced_is_cleared_although_its_process_computes(bench, host):
     """What has no record any more is not to be spared: its sweeper has died, or its process has another one."""
     session = opened(bench)
     host.share = 1.0
@@ -100,7 +92,7 @@ def test_a_session_that_was_fenced_is_cleared_although_its_process_computes(benc
     assert sweep(bench, 2 * TTL_S) == 1
 
 
-def test_of_sessions_that_beat_no_process_is_looked_at(bench: Bench, host: Host) -> None:
+def test_of_sessions_that_beat_no_process_is_looked_at(bench, host):
     session, duties = opened(bench), bench.duties()
     for _ in range(40):
         bench.later(1.0)
@@ -110,7 +102,7 @@ def test_of_sessions_that_beat_no_process_is_looked_at(bench: Bench, host: Host)
     assert host.asked == 0
 
 
-def test_on_a_full_disk_too_who_computes_is_spared(bench: Bench, host: Host) -> None:
+def test_on_a_full_disk_too_who_computes_is_spared(bench, host):
     session = opened(bench)
     host.share = 1.0
     reclaim = Reclaim(bench.clock)

@@ -1,14 +1,11 @@
 """Which queues a session consumes, as its heartbeat shows them."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.simulation.connection import Flag
 
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.options import Options
-from kombu_fdb.store.protocol import Database
 
 
 @pytest.mark.parametrize(
@@ -18,7 +15,7 @@ from kombu_fdb.store.protocol import Database
         pytest.param([f"{number:03}{'é' * 126}" for number in range(500)], 98, id="as long as names can be"),
     ],
 )
-def test_each_queue_of_a_worker_with_many_has_a_consumer(database: Database, names: list[str], shown: int) -> None:
+def test_each_queue_of_a_worker_with_many_has_a_consumer(database, names, shown):
     bench = Bench(database)
     session = ClientSession(bench.engine, Options(), bench.session, Flag(), bench.clock)
     session.consumed["a", "b"] = names

@@ -1,11 +1,7 @@
 """What another thread does later (Client.later): what finalizers leave, and what a store did that was away."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from kit.faults import Interrupted
@@ -22,12 +18,12 @@ DEADLINE_S = 60.0
 
 
 @pytest.fixture
-def calls() -> DeferredCalls:
+def calls():
     return DeferredCalls()
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
+def broker():
     with MemoryStores(), Broker.open(f"fdb+memory://{random_id().hex()}") as broker:
         yield broker
 
@@ -35,29 +31,29 @@ def broker() -> Iterator[Broker]:
 class Call:
     """Tells when it was begun, ends when it is told to, and counts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.times = 0
 
-    def __call__(self) -> None:
+    def __call__(self):
         self.times += 1
         self.begun.set()
         assert self.may_end.wait(DEADLINE_S)
 
 
-def start(work: Callable[[], object]) -> threading.Thread:
+def start(work):
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
 
 
-def end(*threads: threading.Thread) -> None:
+def end(*threads):
     for thread in threads:
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
 
 
-def full() -> StoreFull:
+def full():
     """As for a dead letter."""
     error = StoreFull()
     error.fills = True
@@ -72,11 +68,11 @@ def full() -> StoreFull:
         pytest.param(StoreUnavailable(), [], id="nothing is tried while the store is away"),
     ],
 )
-def test_an_call_that_fails(calls: DeferredCalls, error: Exception, expected: list[str]) -> None:
-    done: list[str] = []
+def test_an_call_that_fails(calls, error, expected):
+    done = []
     errors = [error]
 
-    def fails_once() -> None:
+    def fails_once():
         if errors:
             raise errors.pop()
         done.append("first")
@@ -91,13 +87,13 @@ def test_an_call_that_fails(calls: DeferredCalls, error: Exception, expected: li
     assert not calls
 
 
-def test_a_failed_call_lets_the_callers_go(calls: DeferredCalls) -> None:
+def test_a_failed_call_lets_the_callers_go(calls):
     calls.add(lambda: {}["no such key"])
     calls.add(lambda: 1 / 0)
     assert not keeps_frames(calls.run)
 
 
-def test_two_threads_run_each_call_once(calls: DeferredCalls) -> None:
+def test_two_threads_run_each_call_once(calls):
     """After a fence there are two duties threads for a while."""
     first, second = Call(), Call()
     second.may_end.set()
@@ -114,8 +110,8 @@ def test_two_threads_run_each_call_once(calls: DeferredCalls) -> None:
     assert not calls
 
 
-def test_an_call_that_is_interrupted_is_run_again(calls: DeferredCalls) -> None:
-    def interrupted() -> None:
+def test_an_call_that_is_interrupted_is_run_again(calls):
+    def interrupted():
         raise Interrupted
 
     calls.add(interrupted)
@@ -126,16 +122,16 @@ def test_an_call_that_is_interrupted_is_run_again(calls: DeferredCalls) -> None:
         calls.run()
 
 
-def test_what_another_thread_hands_back_first_is_no_error(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_thread_hands_back_first_is_no_error(broker, monkeypatch):
     """A thread that saw one more message than there is kept those it had taken out of the list."""
 
     class Raced(deque[Lease]):
-        def __bool__(self) -> bool:
+        def __bool__(self):
             return True
 
-    released: list[Lease] = []
+    released = []
 
-    def release(leases: list[Lease], **_: Any) -> list[bool]:
+    def release(leases, **_):
         released.extend(leases)
         return [True] * len(leases)
 
@@ -146,12 +142,10 @@ def test_what_another_thread_hands_back_first_is_no_error(broker: Broker, monkey
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, LimitExceeded, Interrupted])
-def test_what_can_not_be_handed_back_now_is_kept(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
+def test_what_can_not_be_handed_back_now_is_kept(broker, monkeypatch, error):
     leases = [Lease(b"s", number) for number in range(700)]
 
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_, **__):
         raise error
 
     with monkeypatch.context() as patch:
@@ -170,12 +164,12 @@ def test_what_can_not_be_handed_back_now_is_kept(
 
 
 @pytest.mark.parametrize("session", [True, False], ids=["with a session", "without"])
-def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None:
+def test_the_end_waits_for_what_was_begun(broker, session):
     """And gives it the store until it is done."""
     own, call, counts = broker._client, Call(), []
     client_session = own.session() if session else None
 
-    def work() -> None:
+    def work():
         call()
         counts.append(own.engine.inspect.counts("q").ready)
 
@@ -190,16 +184,16 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
     assert not own.deferred_calls
 
 
-def test_what_is_left_at_the_end_is_done(broker: Broker) -> None:
-    counts: list[int] = []
+def test_what_is_left_at_the_end_is_done(broker):
+    counts = []
     own = broker._client
     own.deferred_calls.add(lambda: counts.append(own.engine.inspect.counts("q").ready))
     own.close()
     assert counts == [0]
 
 
-def test_an_end_with_a_hopeless_call(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    def hopeless() -> None:
+def test_an_end_with_a_hopeless_call(broker, caplog):
+    def hopeless():
         raise LimitExceeded
 
     broker._client.deferred_calls.add(hopeless)
@@ -208,9 +202,9 @@ def test_an_end_with_a_hopeless_call(broker: Broker, caplog: pytest.LogCaptureFi
     assert broker._client.engine_if_open is None
 
 
-def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch):
     """A finalizer has just asked for it when the client closes its store."""
-    asked: list[Callable[[], None]] = []
+    asked = []
     monkeypatch.setattr("_thread.start_new_thread", lambda begin, _arguments: asked.append(begin))
     thread = OnDemandThread(lambda: None)
     thread.call()
@@ -220,7 +214,7 @@ def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch
     assert thread.stop(60)
 
 
-def test_a_declaration_within_a_deferred_call_does_not_wait_for_itself(broker: Broker) -> None:
+def test_a_declaration_within_a_deferred_call_does_not_wait_for_itself(broker):
     """As that of a signal handler, which has interrupted the call."""
     client = broker._client
     client.deferred_calls.add(client.make_deferred_calls)

@@ -1,13 +1,8 @@
 """A consumer that ends while the outcome of a claim that was made for it is unknown (``single.py``)."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from itertools import count
 from threading import Event, Thread
-from types import FrameType
-from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
@@ -16,7 +11,7 @@ from kit.simulation.connection import Flag
 
 from kombu_fdb.engine.upkeep import release
 from kombu_fdb.errors import CommitUnknown, Outrun
-from kombu_fdb.model import Delivery, SessionId
+from kombu_fdb.model import SessionId
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -30,7 +25,7 @@ OPTIONS = Options()
 class Process:
     """One with a consumer of ``q``, which serves one at a time."""
 
-    def __init__(self, bench: Bench, tag: str) -> None:
+    def __init__(self, bench, tag):
         engine = bench.another()
         self.tag = tag
         self.client = Client(MemoryLocation("ended"), OPTIONS, engine)
@@ -38,17 +33,17 @@ class Process:
         self.client._session = self.own
         engine.queues.add_consumer(self.own.session_id, "q", tag)
 
-    def take(self, limit: int = 1) -> list[bytes]:
+    def take(self, limit=1):
         return [each.payload for each in self.own.claim(["q"], limit, consumers={"q": self.tag})]
 
-    def cancel(self) -> None:
+    def cancel(self):
         self.client.remove_consumer(self.own.session_id, "q", self.tag)
 
-    def close(self) -> None:
+    def close(self):
         self.client.leave([self.tag])
 
 
-def take_in_doubt(bench: Bench, process: Process, limit: int = 1, lands_s: float | None = 0.0) -> FaultyDatabase:
+def take_in_doubt(bench, process, limit=1, lands_s=0.0):
     """Of which it does not hear."""
     database = bench.database
     assert isinstance(database, FaultyDatabase)
@@ -59,11 +54,11 @@ def take_in_doubt(bench: Bench, process: Process, limit: int = 1, lands_s: float
     return database
 
 
-ENDS: list[Callable[[Process], None]] = [Process.cancel, Process.close]
+ENDS = [Process.cancel, Process.close]
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench():
     clock = ManualClock()
     bench = Bench(FaultyDatabase(clock=clock))
     bench.clock = clock
@@ -75,9 +70,7 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_waits_for_its_release_is_back_before_the_next_consumer(
-    bench: Bench, end: Callable[[Process], None]
-) -> None:
+def test_what_waits_for_its_release_is_back_before_the_next_consumer(bench, end):
     """Its channel may have been closed before, or its drain interrupted."""
     one, two = Process(bench, "one"), Process(bench, "two")
     (held,) = one.own.claim(["q"], 1, consumers={"q": one.tag})
@@ -88,7 +81,7 @@ def test_what_waits_for_its_release_is_back_before_the_next_consumer(
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("lands_s", [None, 0.0, 1.0, 4.0])
-def test_its_late_claim_does_not_leave_it_active(bench: Bench, end: Callable[[Process], None], lands_s: float) -> None:
+def test_its_late_claim_does_not_leave_it_active(bench, end, lands_s):
     one, two = Process(bench, "one"), Process(bench, "two")
     take_in_doubt(bench, one, lands_s=lands_s)
     end(one)
@@ -100,13 +93,13 @@ def test_its_late_claim_does_not_leave_it_active(bench: Bench, end: Callable[[Pr
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nor_does_one_that_another_thread_makes_meanwhile(bench: Bench, end: Callable[[Process], None]) -> None:
+def test_nor_does_one_that_another_thread_makes_meanwhile(bench, end):
     """It would run again after the end, and whatever has recovered it before."""
     one, two = Process(bench, "one"), Process(bench, "two")
     database = bench.database
     assert isinstance(database, FaultyDatabase)
 
-    def meanwhile() -> None:
+    def meanwhile():
         database.before_commit = None
         end(one)
         one.own.recover()
@@ -119,14 +112,12 @@ def test_nor_does_one_that_another_thread_makes_meanwhile(bench: Bench, end: Cal
 
 
 @pytest.mark.parametrize("line", range(1, 4))
-def test_a_claim_that_ends_while_another_thread_gives_it_up_is_kept_or_released(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, line: int
-) -> None:
+def test_a_claim_that_ends_while_another_thread_gives_it_up_is_kept_or_released(bench, monkeypatch, line):
     """It was both, if it ended between the look whether it is under way and the note that it is suspect."""
     one = Process(bench, "one")
     claim, lines, stopped, goes_on = one.own._engine.messages.claim, count(1), Event(), Event()
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
+    def trace(frame, event, _):
         if frame.f_code is ClientSession.give_up.__code__:
             if event == "line" and next(lines) == line:
                 stopped.set()
@@ -134,7 +125,7 @@ def test_a_claim_that_ends_while_another_thread_gives_it_up_is_kept_or_released(
             return trace
         return None
 
-    def give_up() -> None:
+    def give_up():
         sys.settrace(trace)
         try:
             one.own.give_up(*one.own._claims)
@@ -144,7 +135,7 @@ def test_a_claim_that_ends_while_another_thread_gives_it_up_is_kept_or_released(
 
     giving_up = Thread(target=give_up)
 
-    def claim_and_wait(*arguments: Any, **named: Any) -> list[Delivery]:
+    def claim_and_wait(*arguments, **named):
         found = claim(*arguments, **named)
         giving_up.start()
         stopped.wait(5)
@@ -158,7 +149,7 @@ def test_a_claim_that_ends_while_another_thread_gives_it_up_is_kept_or_released(
     assert bench.counts() == (2 - len(taken), 0, len(taken))
 
 
-def test_a_consumer_that_goes_on_stays_active(bench: Bench) -> None:
+def test_a_consumer_that_goes_on_stays_active(bench):
     """A recovery says nothing of it, nor does the end of another one in its process."""
     one, two = Process(bench, "one"), Process(bench, "two")
     assert one.take() == [b"a"]
@@ -171,7 +162,7 @@ def test_a_consumer_that_goes_on_stays_active(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_next_one_begins_with_what_its_claim_had_leased(bench: Bench, end: Callable[[Process], None]) -> None:
+def test_the_next_one_begins_with_what_its_claim_had_leased(bench, end):
     """Seed 4022 of the box: it began with a later message, and got this one half a second afterwards."""
     one, two = Process(bench, "one"), Process(bench, "two")
     take_in_doubt(bench, one)
@@ -181,18 +172,16 @@ def test_the_next_one_begins_with_what_its_claim_had_leased(bench: Bench, end: C
     assert [two.take(), two.take()] == [[b"a"], [b"b"]]
 
 
-def test_the_next_one_waits_for_all_that_a_large_claim_had_leased(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_one_waits_for_all_that_a_large_claim_had_leased(bench, monkeypatch):
     """Which takes its recovery more than one transaction."""
     bench.put(b"c")
     monkeypatch.setattr(release, "MESSAGES_PER_TRANSACTION", 1)
     one, two = Process(bench, "one"), Process(bench, "two")
     database = take_in_doubt(bench, one, 2)
     bench.later(1.0)
-    taken: list[bytes] = []
+    taken = []
 
-    def look() -> None:
+    def look():
         database.before_commit = None
         taken.extend(two.take(3))
         database.before_commit = look
@@ -204,9 +193,7 @@ def test_the_next_one_waits_for_all_that_a_large_claim_had_leased(
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_next_one_waits_for_the_end_of_a_session_that_was_fenced(
-    bench: Bench, end: Callable[[Process], None]
-) -> None:
+def test_the_next_one_waits_for_the_end_of_a_session_that_was_fenced(bench, end):
     one, two = Process(bench, "one"), Process(bench, "two")
     assert one.take() == [b"a"]
     sessions = bench.engine.sessions
@@ -219,7 +206,7 @@ def test_the_next_one_waits_for_the_end_of_a_session_that_was_fenced(
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench: Bench, end: Callable[[Process], None]) -> None:
+def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench, end):
     """Of a broker that several threads take from."""
     bench.put(b"c")
     one, two = Process(bench, "one"), Process(bench, "two")
@@ -227,7 +214,7 @@ def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench: Bench, end
     assert isinstance(database, FaultyDatabase)
     claim = messages.claim
 
-    def is_lost(*args: Any, **named: Any) -> list[Delivery]:
+    def is_lost(*args, **named):
         claim(*args, **named)
         if messages.claim is is_lost:
             messages.claim = lose  # type: ignore[method-assign]
@@ -235,16 +222,16 @@ def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench: Bench, end
                 one.take()
         raise CommitUnknown
 
-    def lose(*args: Any, **named: Any) -> list[Delivery]:
+    def lose(*args, **named):
         claim(*args, **named)
         raise CommitUnknown
 
     messages.claim = is_lost  # type: ignore[method-assign]
     with pytest.raises(CommitUnknown):
         one.take()
-    taken: list[bytes] = []
+    taken = []
 
-    def look() -> None:
+    def look():
         database.before_commit = None
         taken.extend(two.take())
         database.before_commit = look
@@ -255,13 +242,13 @@ def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench: Bench, end
     assert taken + two.take(3) == [b"a", b"b", b"c"]
 
 
-def test_a_claim_of_another_thread_does_not_land_in_the_middle_of_the_end(bench: Bench) -> None:
+def test_a_claim_of_another_thread_does_not_land_in_the_middle_of_the_end(bench):
     """The next consumer would find its place vacant, and its message leased."""
     one, two = Process(bench, "one"), Process(bench, "two")
     database = bench.database
     assert isinstance(database, FaultyDatabase)
 
-    def meanwhile() -> None:
+    def meanwhile():
         database.before_commit = None
         one.own.end_consumers(["one"])
 
@@ -272,12 +259,12 @@ def test_a_claim_of_another_thread_does_not_land_in_the_middle_of_the_end(bench:
     assert two.take() == [b"a"]
 
 
-def test_a_claim_that_recovers_an_earlier_one_first_is_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_recovers_an_earlier_one_first_is_under_way(bench, monkeypatch):
     """Its consumer may end meanwhile."""
     one, two = Process(bench, "one"), Process(bench, "two")
     one.own._suspect(one.own._engine.messages.reserve())
 
-    def recover() -> None:
+    def recover():
         monkeypatch.undo()
         one.cancel()
 
@@ -287,7 +274,7 @@ def test_a_claim_that_recovers_an_earlier_one_first_is_under_way(bench: Bench, m
     assert two.take() == [b"a"]
 
 
-def test_an_end_asks_the_store_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_asks_the_store_once(bench, monkeypatch):
     one, asked = Process(bench, "one"), list[str]()
     assert one.take() == [b"a"]
     for name in ("get", "get_many", "get_range", "get_together"):
@@ -296,8 +283,8 @@ def test_an_end_asks_the_store_once(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert asked == ["get_together"]
 
 
-def noted(asked: list[str], read: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **named: Any) -> Any:
+def noted(asked, read):
+    def wrapped(*args, **named):
         before = len(asked)
         found = read(*args, **named)
         asked[before:] = [read.__name__]  # and not what it calls itself

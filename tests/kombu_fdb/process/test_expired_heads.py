@@ -1,7 +1,5 @@
 """The duty that looks at the heads of queues whose messages expire there: how soon it looks again."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
@@ -12,13 +10,13 @@ from kombu_fdb.process.duties import LOOK_S, Guard, expired_heads
 from kombu_fdb.routing.tables import QueueDeclaration
 
 
-def next_look(bench: Bench) -> float:
+def next_look(bench):
     guard = Guard(bench.engine.upkeep, bench.clock, lambda *_: None)
     return expired_heads(bench.engine, bench.clock, guard).run(Budget(bench.clock, seconds=1.0, transactions=50))
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-def test_it_goes_on_at_once_only_behind_what_it_has_dropped(key: str) -> None:
+def test_it_goes_on_at_once_only_behind_what_it_has_dropped(key):
     """Else a message that it can't drop has it look again and again, without a pause."""
     bench = Bench(FaultyDatabase())
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": 1_000}))

@@ -1,13 +1,11 @@
 """Whose value stands still, for how long, and who is seen to live."""
 
-from __future__ import annotations
-
 import math
 
 from kombu_fdb.process.failure_detector import FailureDetector
 
 
-def observer(*looks_s: float, ttl_s: float = 8.0) -> FailureDetector[str]:
+def observer(*looks_s, ttl_s=8.0):
     """One that has looked at an unchanged value at these times."""
     observer = FailureDetector[str]()
     for now in looks_s:
@@ -15,16 +13,16 @@ def observer(*looks_s: float, ttl_s: float = 8.0) -> FailureDetector[str]:
     return observer
 
 
-def test_half_silent_is_half_of_the_time_to_live_and_no_less() -> None:
+def test_half_silent_is_half_of_the_time_to_live_and_no_less():
     assert not observer(0, 1.5, 3).half_silent()
     assert observer(0, 2, 4).half_silent() == [("a", 8.0)]
 
 
-def test_of_an_outage_a_quarter_of_the_time_to_live_counts() -> None:
+def test_of_an_outage_a_quarter_of_the_time_to_live_counts():
     assert observer(0, 100).next_silent_s() == 6
 
 
-def test_when_the_next_one_is_silent() -> None:
+def test_when_the_next_one_is_silent():
     assert observer().next_silent_s() == math.inf
     assert observer(0, 2, 4).next_silent_s() == 4
     silent = observer(0, 2, 4, 6, 8)
@@ -32,8 +30,8 @@ def test_when_the_next_one_is_silent() -> None:
     assert silent.next_silent_s() == math.inf, "it is silent already"
 
 
-def test_who_was_seen_to_change_is_alive_for_a_quarter_of_its_time() -> None:
-    observer: FailureDetector[str] = FailureDetector()
+def test_who_was_seen_to_change_is_alive_for_a_quarter_of_its_time():
+    observer = FailureDetector()
     observer.look([("a", b"1", 20.0)], 100.0)
     assert not observer.is_alive("a"), "seen once: it may have died long ago"
     observer.look([("a", b"1", 20.0)], 100.5)

@@ -1,7 +1,5 @@
 """What an idle session costs, exactly, and that it does not grow with the fleet."""
 
-from __future__ import annotations
-
 import math
 import random
 from unittest.mock import MagicMock
@@ -13,11 +11,9 @@ from kit.faults import Fault, FaultyDatabase
 from kit.simulation.connection import SimulatedClient, SimulatedTransport
 
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import STEPS, in_step
 from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S
 from kombu_fdb.process.session_threads import ALARM_S
 from kombu_fdb.settings.options import Options
@@ -32,30 +28,30 @@ TOKEN = 1
 class Member:
     """An idle process: its two threads' steps, each second, and a beat when it is due."""
 
-    def __init__(self, bench: Bench, session: SessionId) -> None:
+    def __init__(self, bench, session):
         self.session = session
         self.duties = bench.duties(session)
         self._client_session = MagicMock(lost=False, session_id=session, queues=["q"])
 
-    def beat(self) -> None:
+    def beat(self):
         self.duties.beat(self._client_session, 30.0)
 
-    def serve(self) -> float:
+    def serve(self):
         return self.duties.serve(self._client_session, lambda: None, rang=False)
 
 
 class Fleet:
     """Idle processes; the cost of each is counted."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.counted = CountingDatabase(FaultyDatabase())
         self.bench = Bench(self.counted)
         self.bench.engine.sessions.close(self.bench.session)
         opened = sorted(self.bench.engine.sessions.open({}) for _ in range(size))
         self.members = [Member(self.bench, session) for session in opened]
-        self.paid: dict[SessionId, list[Cost]] = {}
+        self.paid = {}
 
-    def pass_seconds(self, seconds: int) -> None:
+    def pass_seconds(self, seconds):
         """In the order of the ring, so that each sees the beats of this round behind it."""
         self.paid = {member.session: [] for member in self.members}
         for second in range(seconds):
@@ -68,7 +64,7 @@ class Fleet:
                 self.paid[member.session] += self.counted.transactions
 
     @property
-    def far(self) -> list[SessionId]:
+    def far(self):
         """Those that neither hold the role nor observe its holder, nor stand at the end of the ring."""
         ring = [member.session for member in self.members]
         promoter = next(number for number, member in enumerate(self.members) if member.duties.promotes)
@@ -77,7 +73,7 @@ class Fleet:
 
 
 @pytest.mark.parametrize("size", [20, 60])
-def test_an_idle_session_makes_one_transaction_a_beat_whatever_the_fleet(size: int) -> None:
+def test_an_idle_session_makes_one_transaction_a_beat_whatever_the_fleet(size):
     """Heartbeat, sweep, the look at the promoter and that for kept messages were four."""
     fleet = Fleet(size)
     fleet.pass_seconds(6 * BEAT_S)
@@ -92,7 +88,7 @@ def test_an_idle_session_makes_one_transaction_a_beat_whatever_the_fleet(size: i
         assert total.round_trips == 3 * BEATS
 
 
-def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch):
     """Each duty woke it at a moment of its own, promotion looked twice behind each of them, and the role was read
     before each renewal: 86 rounds with 671 transactions, 62 of them writes.
     """
@@ -101,7 +97,7 @@ def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch: pyt
     (promoter,) = fleet.members
     clock, turn, rounds = fleet.bench.clock, promoter.duties._turn, 0
 
-    def take_time(duty: Duty) -> bool:
+    def take_time(duty):
         assert duty.name == "promote" or duty.due_at <= clock.monotonic(), "none is early: several count their looks"
         clock.advance(0.001)
         return turn(duty)
@@ -116,7 +112,7 @@ def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch: pyt
     assert (rounds, len(fleet.counted.transactions), len(writes)) == (64, 245, 34)
 
 
-def test_an_observer_of_the_promoter_looks_at_its_record_besides() -> None:
+def test_an_observer_of_the_promoter_looks_at_its_record_besides():
     fleet = Fleet(20)
     fleet.pass_seconds(6 * BEAT_S)
     ring = [member.session for member in fleet.members]
@@ -129,7 +125,7 @@ def test_an_observer_of_the_promoter_looks_at_its_record_besides() -> None:
 
 
 @pytest.mark.parametrize("interval_s", [0.08, 5.0])
-def test_what_processes_do_every_few_seconds_falls_on_steps_of_the_clock(interval_s: float) -> None:
+def test_what_processes_do_every_few_seconds_falls_on_steps_of_the_clock(interval_s):
     """Wherever it begins, and however long it took: else each has a commit of the cluster's to itself."""
     clock, rng = ManualClock(), random.Random(3)
     pauses, ends = [], []
@@ -143,7 +139,7 @@ def test_what_processes_do_every_few_seconds_falls_on_steps_of_the_clock(interva
     assert len({round(end) % STEPS for end in ends}) == STEPS
 
 
-def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_brought_a_second_later() -> None:
+def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_brought_a_second_later():
     """Its time is counted from the beat that has seen it, not from the turn that was told."""
     fleet = Fleet(6)
     fleet.pass_seconds(6 * BEAT_S)
@@ -165,9 +161,7 @@ def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_bro
     assert fleet.bench.clock.monotonic() - died_s <= 30.0 + BEAT_S
 
 
-def test_a_session_that_computes_is_spared_by_an_observer_whose_duties_were_held_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_that_computes_is_spared_by_an_observer_whose_duties_were_held_up(monkeypatch):
     """Its silence was seen by beats meanwhile, but no look at its process came between half of its time and the end."""
     fleet = Fleet(4)
     fleet.pass_seconds(6 * BEAT_S)
@@ -182,7 +176,7 @@ def test_a_session_that_computes_is_spared_by_an_observer_whose_duties_were_held
     assert fleet.bench.engine.queues.add_consumer(computing.session, "q", "tag") is None
 
 
-def test_an_observer_takes_the_role_in_time_whatever_its_beats_have_seen() -> None:
+def test_an_observer_takes_the_role_in_time_whatever_its_beats_have_seen():
     """What a beat had seen took the place of a look that was due, and was up to a second older than that."""
     fleet = Fleet(2)
     fleet.pass_seconds(6 * BEAT_S)
@@ -209,20 +203,20 @@ def test_an_observer_takes_the_role_in_time_whatever_its_beats_have_seen() -> No
 class Crowd:
     """Idle consumers of one queue, each of a process of its own; their receivers turn when they are awake."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.database = FaultyDatabase()
         self.counted = CountingDatabase(self.database)
         self.bench = Bench(self.counted)
         self.bench.put(b"the queue is there")
         self.bench.engine.queues.purge("q")
         self.consumers = [self._consumer(number) for number in range(size)]
-        self.paid: dict[SimulatedTransport, list[Cost]] = {}
+        self.paid = {}
         self.pass_seconds(60)
 
-    def _consumer(self, number: int) -> SimulatedTransport:
+    def _consumer(self, number):
         engine, clock, options = self.bench.another(), self.bench.clock, Options()
 
-        def join() -> ClientSession:
+        def join():
             return ClientSession(engine, options, engine.sessions.open({}), MagicMock(), clock)
 
         client = SimulatedClient(engine, options, join)
@@ -232,7 +226,7 @@ class Crowd:
         transport.fetcher.attend_loop(registered=True)
         return transport
 
-    def pass_seconds(self, seconds: int) -> None:
+    def pass_seconds(self, seconds):
         self.paid = {each: [] for each in self.consumers}
         for _ in range(seconds * 20):
             self.bench.later(0.05)
@@ -242,11 +236,11 @@ class Crowd:
                     each.turn()
                     self.paid[each] += self.counted.transactions
 
-    def in_wait_queue(self) -> list[SimulatedTransport]:
+    def in_wait_queue(self):
         rows = {row[0]: each for each in self.consumers for row in self._rows(each)}
         return [rows[key] for key in sorted(rows)]
 
-    def _rows(self, each: SimulatedTransport) -> list[tuple[bytes, bytes]]:
+    def _rows(self, each):
         demand, keys = each.fetcher._claiming.combiner.demand, self.bench.engine.keys
         assert demand is not None
         rows = self.bench.engine.transactions.read(
@@ -256,7 +250,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("size", [8, 24])
-def test_an_idle_consumer_reads_four_keys_each_poll_interval_whatever_the_fleet(size: int) -> None:
+def test_an_idle_consumer_reads_four_keys_each_poll_interval_whatever_the_fleet(size):
     """It asked whether its queue is there, how its wait queue stands, and for work, and armed its watches again."""
     crowd = Crowd(size)
     far = crowd.in_wait_queue()[4:]
@@ -270,7 +264,7 @@ def test_an_idle_consumer_reads_four_keys_each_poll_interval_whatever_the_fleet(
         assert {one.round_trips for one in paid} == {2}
 
 
-def test_work_is_found_although_all_that_look_for_it_in_a_wait_queue_are_dead() -> None:
+def test_work_is_found_although_all_that_look_for_it_in_a_wait_queue_are_dead():
     """The first one, and the three behind it. No sweep ends their sessions here."""
     crowd = Crowd(8)
     line = crowd.in_wait_queue()
@@ -285,7 +279,7 @@ def test_work_is_found_although_all_that_look_for_it_in_a_wait_queue_are_dead() 
     assert sum(each.fetcher.next([]) is not None for each in line[4:]) == 1
 
 
-def test_a_consumer_whose_session_was_ended_looks_at_its_queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_whose_session_was_ended_looks_at_its_queue_at_once(monkeypatch):
     """The look that found the session gone was the one of its poll interval: a lost watch cost another."""
     monkeypatch.setattr(FaultyDatabase, "writers_take_turns", True)  # each consumer watches by itself
     crowd = Crowd(1)

@@ -1,7 +1,5 @@
 """What fails is set aside: how soon a duty with such subjects is called again, and when a failure is reported."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest
@@ -19,33 +17,33 @@ MANY = 100
 class Failures:
     """A duty with many subjects, all of which fail with ``error``, if any."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, error):
         self.error = error
-        self.reported: list[str] = []
-        self.recovered: list[str] = []
+        self.reported = []
+        self.recovered = []
         self._bench = Bench(FaultyDatabase())
         self.upkeep = self._bench.engine.upkeep
         guard = Guard(self.upkeep, self._bench.clock, lambda _duty, *told: self._note(*told))
         self._duty = routine("work", guard, lambda: [f"{number:03}" for number in range(MANY)], self._step, LOOK_S)
 
-    def _note(self, subject: str, error: Exception | None) -> None:
+    def _note(self, subject, error):
         (self.recovered if error is None else self.reported).append(subject)
 
-    def _step(self, _: str) -> None:
+    def _step(self, _):
         if self.error is not None:
             raise self.error
 
-    def run(self) -> float:
+    def run(self):
         """A round after which all subjects had their turns. Returns the pause until the next one."""
         for _ in range(2):
             pause_s = self._duty.run(Budget(self._bench.clock, transactions=MANY * 2 // 3))
         return pause_s
 
-    def later(self, seconds: float) -> None:
+    def later(self, seconds):
         self._bench.later(seconds)
 
 
-def test_more_subjects_than_a_turn_has_transactions_do_not_keep_a_process_busy() -> None:
+def test_more_subjects_than_a_turn_has_transactions_do_not_keep_a_process_busy():
     failures = Failures(ValueError())
     assert failures.run() == LOOK_S
     assert failures.run() == LOOK_S
@@ -53,7 +51,7 @@ def test_more_subjects_than_a_turn_has_transactions_do_not_keep_a_process_busy()
 
 
 @pytest.mark.parametrize(("pause_s", "times"), [(ASIDE_PAUSE_S, 1), (LEFT_TTL_S, 1), (ASIDE_PAUSE_S + LEFT_TTL_S, 2)])
-def test_what_fails_again_long_after_is_reported_again(pause_s: float, times: int) -> None:
+def test_what_fails_again_long_after_is_reported_again(pause_s, times):
     """Its subject may have been gone meanwhile: a queue that was deleted and declared again."""
     failures = Failures(ValueError())
     failures.run()
@@ -62,7 +60,7 @@ def test_what_fails_again_long_after_is_reported_again(pause_s: float, times: in
     assert len(failures.reported) == MANY * times
 
 
-def test_a_subject_that_is_gone_is_forgotten() -> None:
+def test_a_subject_that_is_gone_is_forgotten():
     bench = Bench(FaultyDatabase())
     guard = Guard(bench.engine.upkeep, bench.clock, lambda *_: None)
     for subject in ("deleted", "still there"):
@@ -71,7 +69,7 @@ def test_a_subject_that_is_gone_is_forgotten() -> None:
     assert [*guard._failing] == [("work", "still there")]
 
 
-def test_what_has_recovered_is_reported_when_it_fails_again() -> None:
+def test_what_has_recovered_is_reported_when_it_fails_again():
     failures = Failures(ValueError())
     for error in (ValueError(), None, ValueError()):
         failures.error = error
@@ -80,7 +78,7 @@ def test_what_has_recovered_is_reported_when_it_fails_again() -> None:
     assert len(failures.reported) == MANY * 2
 
 
-def test_the_log_names_the_duty_and_its_subject(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_duty_and_its_subject(caplog):
     """With a traceback where the error does not say it all."""
     for error in (ValueError("damaged"), StoreFull(), None):
         _warn("work", "q", error)
@@ -92,7 +90,7 @@ def test_the_log_names_the_duty_and_its_subject(caplog: pytest.LogCaptureFixture
     assert [bool(each.exc_info) for each in caplog.records] == [True, False, False]
 
 
-def test_what_has_recovered_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_recovered_is_told(monkeypatch):
     """Also if the store did not answer when its entry was to be cleared; it then stays until it is."""
     failures = Failures(ValueError())
     failures.run()
@@ -108,7 +106,7 @@ def test_what_has_recovered_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures.recovered == [f"{number:03}" for number in [*range(1, MANY), 0]]
 
 
-def test_a_full_disk_before_hides_no_failure() -> None:
+def test_a_full_disk_before_hides_no_failure():
     full = StoreFull()
     full.moves = True
     failures = Failures(full)

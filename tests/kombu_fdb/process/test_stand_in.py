@@ -1,9 +1,6 @@
 """The native thread that beats while no greenlet can. Needs gevent itself."""
 
-from __future__ import annotations
-
 import importlib.util
-from typing import Any
 
 import pytest
 from kit.processes import Program, until
@@ -36,17 +33,17 @@ print("closed")
 """
 
 
-def beat_of(broker: Broker, session: str) -> bytes:
+def beat_of(broker, session):
     return {each.hex(): beat for each, beat, _ in broker._client.engine.sessions.beats()}[session]
 
 
 @pytest.mark.parametrize("how", ["compute", "wait"])
-def test_a_process_whose_greenlets_do_not_run_beats(url: str, how: str) -> None:
+def test_a_process_whose_greenlets_do_not_run_beats(url, how):
     with Broker.open(url) as broker, Program(PROGRAM, url, how) as program:
         session = program.hear()
-        seen: set[Any] = set()
+        seen = set()
 
-        def beats() -> int:
+        def beats():
             seen.add(beat_of(broker, session))
             return len(seen)
 

@@ -4,8 +4,6 @@ In the simulation's world, whose ledger looks at every commit: nothing is lost o
 consumer is granted what it did not wait for. Moreover the others go on soon (``docs/guarantees.md``).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,6 @@ from kit.simulation.acts.actions import ACTIONS
 from kit.simulation.acts.consuming import connect, turn
 from kit.simulation.acts.rest import come_to_rest
 from kit.simulation.plan import Step, Trouble
-from kit.simulation.process import Frame, Process
 from kit.simulation.world import World
 
 from kombu_fdb.process.combiner_client import CombinerClient
@@ -37,7 +34,7 @@ TURNS = 3
 class Crew:
     """Connections of as many processes, idle in one wait queue."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.world = World(PROFILE, {**ACTIONS, "turns": ("receiver", self._take_turns)}, connect)
         self.operations = 0
         for slot in range(CREW):
@@ -47,7 +44,7 @@ class Crew:
             connection.credit.prefetch = 2
         self.go_on(2.0)
 
-    def go_on(self, seconds: float) -> None:
+    def go_on(self, seconds):
         """Everybody acts when he is woken, or wants to look."""
         end_s = self.world.clock.monotonic() + seconds
         while self.world.clock.monotonic() < end_s:
@@ -58,7 +55,7 @@ class Crew:
                     self._work_off(slot)
             self.world.pass_time(0.02)
 
-    def _work_off(self, slot: int) -> None:
+    def _work_off(self, slot):
         process = self.world.processes.get(slot)
         with self.world.acting(Step("work", "drain", slot, 1), process, "main"):
             transport = process.connection if process else None
@@ -67,7 +64,7 @@ class Crew:
                     del transport.given[tag]
                     transport.qos.ack(tag)
 
-    def strike(self, number: int, fault: Fault | None, *, granting: bool) -> bool:
+    def strike(self, number, fault, *, granting):
         """The first one, at an operation of the turns in which it serves. Whether there were so many.
 
         ``granting``: the next one, which sees the others there; an idle first one serves itself alone.
@@ -78,30 +75,30 @@ class Crew:
         self.world.perform(Step("struck", "turns", self._awake(), 3, (Trouble("operation", number, fault),)))
         return self.operations > number
 
-    def _awake(self) -> int:
+    def _awake(self):
         """Whose turn it is."""
         crew = sorted(self.world.processes.items())
         first = [slot for slot, each in crew if _standing(each).is_first]
         return [*first, *(slot for slot, each in crew if each.connection and each.connection.is_awake)][0]
 
-    def _take_turns(self, world: World, frame: Frame) -> None:
+    def _take_turns(self, world, frame):
         try:
             for _ in range(TURNS):
                 turn(world, frame)
         finally:
             self.operations = frame.operations
 
-    def left(self) -> list[str]:
+    def left(self):
         """What no session holds, and no consumer gets."""
         return [str(row) for row in self.world.ledger.rows.values() if row.state == "ready"]
 
 
-def _standing(process: Process) -> CombinerClient:
+def _standing(process):
     assert process.connection is not None
     return process.connection.fetcher._claiming.combiner
 
 
-def strike_and_rest(number: int, fault: Fault | None, *, granting: bool) -> bool:
+def strike_and_rest(number, fault, *, granting):
     """Whether there were so many operations. Raises ``Violation``."""
     crew = Crew()
     struck = crew.strike(number, fault, granting=granting)
@@ -113,7 +110,7 @@ def strike_and_rest(number: int, fault: Fault | None, *, granting: bool) -> bool
 
 
 @pytest.mark.parametrize("granting", [False, True])
-def test_a_first_one_that_is_killed_anywhere_breaks_nothing(granting: bool) -> None:
+def test_a_first_one_that_is_killed_anywhere_breaks_nothing(granting):
     deaths = 0
     while strike_and_rest(deaths, None, granting=granting):
         deaths += 1
@@ -124,7 +121,7 @@ def test_a_first_one_that_is_killed_anywhere_breaks_nothing(granting: bool) -> N
 @pytest.mark.parametrize(
     "fault", [Fault.ANSWER_LOST_APPLIED, Fault.ANSWER_LOST_NOT_APPLIED, Fault.COMMIT_LATE], ids=str
 )
-def test_a_service_whose_answer_is_lost_breaks_nothing(fault: Fault, granting: bool) -> None:
+def test_a_service_whose_answer_is_lost_breaks_nothing(fault, granting):
     assert strike_and_rest(COMMIT[granting], fault, granting=granting)
 
 
@@ -136,7 +133,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("guarantee", BROKEN)
-def test_what_is_broken_is_noticed(monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
+def test_what_is_broken_is_noticed(monkeypatch, guarantee):
     """A dead first one is not replaced; what it had is not brought back."""
     owner, attribute, result, number = BROKEN[guarantee]
     monkeypatch.setattr(owner, attribute, lambda *_: result)

@@ -1,7 +1,5 @@
 """The steps of the two threads that keep a session."""
 
-from __future__ import annotations
-
 from unittest.mock import MagicMock, patch
 
 import pytest
@@ -9,7 +7,6 @@ from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.model import SessionId
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, PromoterRole
 from kombu_fdb.process.session_threads import logged
 
@@ -17,30 +14,30 @@ from kombu_fdb.process.session_threads import logged
 class Process:
     """Serves on a bench; ``rung``: how often its duties thread was woken."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench):
         self.client_session = MagicMock(lost=False)
         self._duties = bench.duties(bench.engine.sessions.open({}))
 
     @property
-    def rung(self) -> int:
+    def rung(self):
         return int(self.client_session.bell.ring.call_count)
 
-    def serve(self) -> None:
+    def serve(self):
         """Until it would sleep."""
         rang = self.rung > 0
         self.client_session.bell.ring.reset_mock()
         while self._duties.serve(self.client_session, lambda: None, rang=rang) == 0.0:
             rang = False
 
-    def leave(self) -> None:
+    def leave(self):
         self._duties.leave(self.client_session)
 
 
-def delay(bench: Bench) -> None:
+def delay(bench):
     bench.put(b"later", due_ms=bench.clock.wall_ms() + 60_000)
 
 
-def test_of_a_fleet_only_the_promoter_wakes_up_for_a_delayed_message() -> None:
+def test_of_a_fleet_only_the_promoter_wakes_up_for_a_delayed_message():
     """All of its processes did, for each: a thousand of them as often as messages were delayed."""
     bench = Bench(FaultyDatabase())
     promoter, other = Process(bench), Process(bench)
@@ -56,7 +53,7 @@ def test_of_a_fleet_only_the_promoter_wakes_up_for_a_delayed_message() -> None:
     assert (promoter.rung, other.rung) == (1, 1)
 
 
-def test_a_promoter_that_was_replaced_sleeps_on() -> None:
+def test_a_promoter_that_was_replaced_sleeps_on():
     """It stood still for so long that another process has taken its role."""
     bench = Bench(FaultyDatabase())
     replaced, other = Process(bench), Process(bench)
@@ -73,36 +70,36 @@ def test_a_promoter_that_was_replaced_sleeps_on() -> None:
 class Fleet:
     """Duties of sessions that beat, until they are killed; in turns of a second."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.bench = Bench(FaultyDatabase())
         self._living = {session: self.bench.duties(session) for session in self._open(size)}
         self.bench.engine.sessions.close(self.bench.session)
 
-    def _open(self, size: int) -> list[SessionId]:
+    def _open(self, size):
         return sorted(self.bench.engine.sessions.open({}) for _ in range(size))
 
     @property
-    def promoter(self) -> SessionId | None:
+    def promoter(self):
         return next((session for session, duties in self._living.items() if duties.promotes), None)
 
-    def kill(self, *sessions: SessionId) -> None:
+    def kill(self, *sessions):
         for session in sessions:
             del self._living[session]
 
-    def observers(self, session: SessionId) -> list[SessionId]:
+    def observers(self, session):
         """In the ring, its observers stand before it."""
         ring = [*self._living] * 2
         at = ring.index(session, LIVING)
         return ring[at - LIVING : at]
 
-    def pass_second(self) -> None:
+    def pass_second(self):
         self.bench.later(1)
         for session, duties in self._living.items():
             self.bench.engine.sessions.beat(session)
             duties.run_once()
 
 
-def test_of_a_fleet_only_the_observers_of_the_promoter_look_at_its_role_each_second() -> None:
+def test_of_a_fleet_only_the_observers_of_the_promoter_look_at_its_role_each_second():
     """All of its processes did."""
     size, seconds = 30, 60
     fleet = Fleet(size)
@@ -111,7 +108,7 @@ def test_of_a_fleet_only_the_observers_of_the_promoter_look_at_its_role_each_sec
     looks = 0
     look = fleet.bench.engine.sessions.role_record
 
-    def count(role: str) -> bytes | None:
+    def count(role):
         nonlocal looks
         looks += 1
         return look(role)
@@ -123,7 +120,7 @@ def test_of_a_fleet_only_the_observers_of_the_promoter_look_at_its_role_each_sec
     assert looks <= seconds * (near + far / ROLE_TTL_S) + far
 
 
-def test_a_session_that_comes_later_is_observed_from_the_next_sweep_on() -> None:
+def test_a_session_that_comes_later_is_observed_from_the_next_sweep_on():
     """It may be the promoter next."""
     bench = Bench(FaultyDatabase())
     duties = bench.duties()
@@ -136,7 +133,7 @@ def test_a_session_that_comes_later_is_observed_from_the_next_sweep_on() -> None
 
 
 @pytest.mark.parametrize("with_its_observers", [False, True])
-def test_a_promoter_that_dies_is_replaced(*, with_its_observers: bool) -> None:
+def test_a_promoter_that_dies_is_replaced(*, with_its_observers):
     """By one of its observers in time; if they died with it, by one that looks more seldom."""
     fleet = Fleet(30)
     for _ in range(20):
@@ -151,7 +148,7 @@ def test_a_promoter_that_dies_is_replaced(*, with_its_observers: bool) -> None:
     assert seconds <= (2 * ROLE_TTL_S if with_its_observers else ROLE_TTL_S) + 1
 
 
-def test_a_promoter_whose_renewal_failed_looks_again_at_once() -> None:
+def test_a_promoter_whose_renewal_failed_looks_again_at_once():
     """It had taken the role from a beat, and had meant to look at it five seconds later."""
     bench = Bench(FaultyDatabase())
     sessions, clock = bench.engine.sessions, bench.clock
@@ -171,7 +168,7 @@ def test_a_promoter_whose_renewal_failed_looks_again_at_once() -> None:
     assert role.hold()
 
 
-def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
+def test_deferred_calls_are_made_although_a_duty_is_refused():
     """On a full disk one can be in each round, for hours."""
     bench, deferred = Bench(FaultyDatabase()), MagicMock()
     duties = bench.duties(bench.session)
@@ -183,9 +180,7 @@ def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
     deferred.assert_called_once_with()
 
 
-def test_the_end_of_failures_is_told_in_words_that_suit_one_and_many(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_end_of_failures_is_told_in_words_that_suit_one_and_many(caplog):
     """It said that the duties works again."""
     for what in ("the duties", "the heartbeat to the store"):
         tell = logged(what)

@@ -1,7 +1,5 @@
 """Topic rules against an independent reading of RabbitMQ's documentation."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ routing_keys = st.lists(words, max_size=5).map(".".join)
 binding_keys = st.lists(st.one_of(words, st.sampled_from(["*", "#"])), max_size=5).map(".".join)
 
 
-def reference(binding: list[str], key: list[str]) -> bool:
+def reference(binding, key):
     """Word by word: ``*`` eats one, ``#`` eats none or one and stays."""
     if not binding:
         return not key
@@ -23,7 +21,7 @@ def reference(binding: list[str], key: list[str]) -> bool:
     return bool(key) and head in ("*", key[0]) and reference(rest, key[1:])
 
 
-def split(key: str) -> list[str]:
+def split(key):
     return key.split(".") if key else []
 
 
@@ -33,7 +31,7 @@ def split(key: str) -> list[str]:
 @example("a.#", "a")
 @example("#.a", "a")
 @example("*", "")
-def test_topic(binding: str, key: str) -> None:
+def test_topic(binding, key):
     assert matches("topic", binding, key) == reference(split(binding), split(key))
 
 
@@ -43,7 +41,7 @@ class Counted(str):
     __slots__ = ()
     compared = 0
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         Counted.compared += 1
         return str.__eq__(self, other)
 
@@ -53,7 +51,7 @@ class Counted(str):
 @pytest.mark.parametrize(
     "binding", ["#." * 2_400 + "a", "#.a." * 1_200 + "#", "*.#." * 1_200 + "b", "#.a.a." * 800 + "#.b"]
 )
-def test_long_bindings_take_as_many_steps_as_words(binding: str) -> None:
+def test_long_bindings_take_as_many_steps_as_words(binding):
     """Of an older store; a new one has at most 255 bytes."""
     key = tuple(Counted(word) for word in (["a"] * 127 + ["b"]))
     for words_ in (key, key[:-1]):
@@ -76,15 +74,15 @@ def test_long_bindings_take_as_many_steps_as_words(binding: str) -> None:
         ("lazy.#", "lazy.orange.new.rabbit", True),
     ],
 )
-def test_the_tutorial(binding: str, key: str, expected: bool) -> None:
+def test_the_tutorial(binding, key, expected):
     assert matches("topic", binding, key) is expected
 
 
 @given(binding_keys, routing_keys)
-def test_direct_and_fanout(binding: str, key: str) -> None:
+def test_direct_and_fanout(binding, key):
     assert matches("direct", binding, key) == (binding == key)
     assert matches("fanout", binding, key)
 
 
-def test_many_wildcards_take_no_exponential_time() -> None:
+def test_many_wildcards_take_no_exponential_time():
     assert not matches("topic", ".".join(["#", "a"] * 12), ".".join(["a"] * 40 + ["b"]))

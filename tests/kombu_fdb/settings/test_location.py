@@ -211,7 +211,7 @@ def test_the_schemes_are_those_that_kombu_is_told():
 @pytest.mark.parametrize(
     "url", ["fdb://[::1", "fdb://d:id@[::1:4500/x", "fdb+sqlite://]", "fdb://[zz]/x", "fdb://d:SECRET@[v1.x:4500"]
 )
-def test_a_malformed_address_is_an_option_error(url: str) -> None:
+def test_a_malformed_address_is_an_option_error(url):
     with pytest.raises(OptionError) as caught:
         locate(parse_url(url), Options())
     assert "SECRET" not in str(caught.value)
@@ -232,7 +232,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("url", SECRETS)
-def test_a_cluster_id_is_never_shown_however_many_slashes_stand_before_it(url: str) -> None:
+def test_a_cluster_id_is_never_shown_however_many_slashes_stand_before_it(url):
     shown = []
     try:
         parts = parse_url(url)
@@ -245,10 +245,10 @@ def test_a_cluster_id_is_never_shown_however_many_slashes_stand_before_it(url: s
 
 
 @pytest.mark.parametrize("secret", ["s3cret", "pa:s3cret", "pa/s3cret", "s3@cret", ":", "s3:/@cret"])
-def test_a_secret_in_a_whole_url_is_masked_whatever_is_in_it(secret: str) -> None:
+def test_a_secret_in_a_whole_url_is_masked_whatever_is_in_it(secret):
     assert masked_url(f"fdb://shop:{secret}@10.0.0.1:4500/jobs") == "fdb://shop:**@10.0.0.1:4500/jobs"
 
 
-def test_only_secrets_are_masked() -> None:
+def test_only_secrets_are_masked():
     for text in ("fdb+sqlite:////var/a:b/c@d.db", "fdb://10.0.0.1:4500/jobs", "fdb:////etc/fdb.cluster"):
         assert masked_url(text) == text

@@ -1,9 +1,5 @@
 """A fork while another thread opens the process's first store: the child can open it too."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from kit.processes import run_python
 
 PROGRAM = """
@@ -36,6 +32,6 @@ sys.exit("the child hangs")
 """
 
 
-def test_a_fork_while_a_store_is_imported_leaves_the_child_able_to_open_it(tmp_path: Path) -> None:
+def test_a_fork_while_a_store_is_imported_leaves_the_child_able_to_open_it(tmp_path):
     url = f"fdb+sqlite:///{tmp_path}/broker.db"
     run_python("-c", PROGRAM, url)

@@ -1,7 +1,5 @@
 """The store's conformance suite over a real FoundationDB."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
@@ -10,13 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from traceback import walk_stack
-from types import FrameType
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -29,7 +24,6 @@ from kombu_fdb.model import ClaimTerms
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.foundationdb.database import FoundationDatabase, FoundationTransaction, explain_commit
-from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.fdbserver import Cluster
 
@@ -37,7 +31,7 @@ pytestmark = pytest.mark.foundationdb
 
 
 @pytest.fixture(scope="module")
-def database(cluster: Cluster) -> Iterator[Database]:
+def database(cluster):
     database = FoundationDatabase.open(cluster.cluster_file)
     yield database
     database.close()
@@ -45,12 +39,12 @@ def database(cluster: Cluster) -> Iterator[Database]:
 
 class TestFoundationDB(StoreConformance):
     @pytest.fixture
-    def second_handle(self, cluster: Cluster) -> Iterator[Database]:
+    def second_handle(self, cluster):
         other = FoundationDatabase.open(connection_string=cluster.connection_string)
         yield other
         other.close()
 
-    def aged(self, database: Database, key: bytes) -> Transaction:
+    def aged(self, database, key):
         tr = database.begin(timeout_s=TIMEOUT_S)
         version = tr._tr.get_read_version().wait()
         tr.cancel()
@@ -60,13 +54,13 @@ class TestFoundationDB(StoreConformance):
 
 
 @pytest.fixture
-def own_cluster() -> Iterator[Cluster]:
+def own_cluster():
     """One that a test may stop."""
     with Cluster() as cluster:
         yield cluster
 
 
-def test_a_cluster_that_stops_and_comes_back(own_cluster: Cluster) -> None:
+def test_a_cluster_that_stops_and_comes_back(own_cluster):
     database = FoundationDatabase.open(own_cluster.cluster_file)
     commit(database, lambda tr: tr.set(b"kept", b"1"))
     _, fired = arm(database, b"bell")
@@ -88,7 +82,7 @@ def test_a_cluster_that_stops_and_comes_back(own_cluster: Cluster) -> None:
     database.close()
 
 
-def test_a_locked_cluster_is_not_available(own_cluster: Cluster) -> None:
+def test_a_locked_cluster_is_not_available(own_cluster):
     """And not an error that no caller expects: Celery's worker starts again and again until it is unlocked.
 
     The last read is not answered in time; what the cluster said before is the reason.
@@ -97,10 +91,10 @@ def test_a_locked_cluster_is_not_available(own_cluster: Cluster) -> None:
     class LastRead(Clock):
         now_s = 0.0
 
-        def monotonic(self) -> float:
+        def monotonic(self):
             return self.now_s
 
-        def sleep(self, seconds: float) -> None:
+        def sleep(self, seconds):
             os.kill(own_cluster.pid, signal.SIGSTOP)
             self.now_s = TIMEOUT_S - 0.001
 
@@ -112,7 +106,7 @@ def test_a_locked_cluster_is_not_available(own_cluster: Cluster) -> None:
         os.kill(own_cluster.pid, signal.SIGCONT)
 
 
-def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: Cluster) -> None:
+def test_a_stalled_cluster_costs_the_deadline_only(own_cluster):
     database = FoundationDatabase.open(own_cluster.cluster_file)
     os.kill(own_cluster.pid, signal.SIGSTOP)
     tr = database.begin(timeout_s=0.2)
@@ -126,16 +120,14 @@ def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: Cluster) -> None
     database.close()
 
 
-def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_orphaned_lease(
-    own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_orphaned_lease(own_cluster, monkeypatch):
     """The server goes on, the session recovers what it does not know of, and takes all there is."""
     bench = Bench(FoundationDatabase.open(own_cluster.cluster_file))
     bench.put(b"a", b"b")
     first = bench.engine.messages.reserve()
     commit = FoundationTransaction.commit
 
-    def stopped(tr: FoundationTransaction) -> None:
+    def stopped(tr):
         os.kill(own_cluster.pid, signal.SIGSTOP)
         commit(tr)
 
@@ -152,7 +144,7 @@ def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_orphaned_lease(
     bench.database.close()
 
 
-def test_what_the_errors_of_a_commit_mean() -> None:
+def test_what_the_errors_of_a_commit_mean():
     fdb = pytest.importorskip("fdb")
     for code, expected, in_flight in (
         (1007, TransactionTooOld, None),
@@ -174,14 +166,14 @@ def test_what_the_errors_of_a_commit_mean() -> None:
         assert type(pickle.loads(pickle.dumps(error))) is expected
 
 
-def test_an_error_names_the_cluster_to_look_at(cluster: Cluster) -> None:
+def test_an_error_names_the_cluster_to_look_at(cluster):
     transaction = FoundationDatabase.open(cluster.cluster_file).begin(timeout_s=TIMEOUT_S)
     transaction._tr.cancel()
     with pytest.raises(StoreUnavailable, match=f"fdbcli -C {re.escape(cluster.cluster_file)} --exec status"):
         transaction.get(b"a")
 
 
-def test_closing_cancels_the_watches(cluster: Cluster) -> None:
+def test_closing_cancels_the_watches(cluster):
     database = FoundationDatabase.open(cluster.cluster_file)
     _, silent = arm(database, b"bell/close")
     assert database.armed_watches == 1
@@ -198,7 +190,7 @@ def test_closing_cancels_the_watches(cluster: Cluster) -> None:
     other.close()
 
 
-def test_a_watch_that_the_client_refuses_fires(cluster: Cluster) -> None:
+def test_a_watch_that_the_client_refuses_fires(cluster):
     """So that its owner looks by itself, instead of waiting for a change that will not be reported."""
     database = FoundationDatabase.open(connection_string=cluster.connection_string)
     database._handle.options.set_max_watches(1)
@@ -209,7 +201,7 @@ def test_a_watch_that_the_client_refuses_fires(cluster: Cluster) -> None:
     database.close()
 
 
-def test_the_client_threads_see_no_python_error(cluster: Cluster) -> None:
+def test_the_client_threads_see_no_python_error(cluster):
     """A callback that fails must not hurt FoundationDB's network thread, which serves everybody."""
     database = FoundationDatabase.open(cluster.cluster_file)
     tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
@@ -217,7 +209,7 @@ def test_the_client_threads_see_no_python_error(cluster: Cluster) -> None:
     tr.commit()
     called = threading.Event()
 
-    def broken() -> None:
+    def broken():
         called.set()
         raise ZeroDivisionError
 
@@ -229,20 +221,18 @@ def test_the_client_threads_see_no_python_error(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
-def test_a_wait_that_a_signal_ends_does_not_cut_the_next_ones_short(
-    cluster: Cluster, error: type[BaseException]
-) -> None:
+def test_a_wait_that_a_signal_ends_does_not_cut_the_next_ones_short(cluster, error):
     """Wherever it is struck: what was waited for may come when the thread waits for something else."""
     database, struck, main = FoundationDatabase.open(cluster.cluster_file), threading.Event(), threading.get_ident()
 
-    def strike(_number: int, frame: FrameType | None) -> None:
+    def strike(_number, frame):
         names = [each.f_code.co_name for each, _ in walk_stack(frame)]
         # Not in a finalizer of garbage, where Python ignores exceptions: the wait would go on.
         if "block_until_ready" in names and "__del__" not in names and not struck.is_set():
             struck.set()
             raise error
 
-    def send() -> None:
+    def send():
         while not struck.is_set():
             signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -265,16 +255,16 @@ def test_a_wait_that_a_signal_ends_does_not_cut_the_next_ones_short(
         database.close()
 
 
-def test_a_wait_whose_callback_a_signal_ends_is_over() -> None:
+def test_a_wait_whose_callback_a_signal_ends_is_over():
     """Of an answer that came just before it was asked for: the library calls back at once, in the same thread."""
 
     class Future:
         came = False
 
-        def is_ready(self) -> bool:
+        def is_ready(self):
             return self.came
 
-        def on_ready(self, callback: Callable[[Any], None]) -> None:
+        def on_ready(self, callback):
             self.came = callback is not None
 
     binding._wait_apart(Mock(Future=Future))
@@ -284,7 +274,7 @@ def test_a_wait_whose_callback_a_signal_ends_is_over() -> None:
     assert not waiter.is_alive()
 
 
-def test_an_exception_at_any_line_does_not_make_it_load_another_library(database: Database) -> None:
+def test_an_exception_at_any_line_does_not_make_it_load_another_library(database):
     """``Thread.is_alive`` takes the thread for dead then, though its library serves the open databases."""
     module, files = binding.binding(), {str(each.__file__) for each in (binding, threading)}
     where, moment = "begin", 0
@@ -305,7 +295,7 @@ with Broker.open(sys.argv[1]) as broker:
 """
 
 
-def test_a_client_library_of_several_versions(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_client_library_of_several_versions(cluster, tmp_path):
     """FoundationDB's multi-version client, which tells each process once that it has chosen one of them."""
     library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libfdb_c" in line)
     shutil.copy(library, tmp_path / "libfdb_c_other.so")
@@ -323,17 +313,17 @@ class TestReadVersions:
     KEY = b"read-versions/key"
 
     @pytest.fixture
-    def clock(self) -> ManualClock:
+    def clock(self):
         return ManualClock()
 
     @pytest.fixture
-    def database(self, cluster: Cluster, clock: ManualClock) -> Iterator[FoundationDatabase]:
+    def database(self, cluster, clock):
         database = FoundationDatabase.open(cluster.cluster_file, clock=clock)
         self.given(database)
         yield database
         database.close()
 
-    def given(self, database: FoundationDatabase, *steps: Callable[[Transaction], object]) -> int | None:
+    def given(self, database, *steps):
         """Commit a transaction of these steps and a write. The version that it was given; None if it asked for one."""
         tr = database.begin(timeout_s=TIMEOUT_S)
         spy = tr._tr = Mock(wraps=tr._tr)
@@ -344,7 +334,7 @@ class TestReadVersions:
         given = spy.set_read_version.call_args
         return None if given is None else given.args[0]
 
-    def test_it_takes_that_of_the_last_commit(self, database: FoundationDatabase) -> None:
+    def test_it_takes_that_of_the_last_commit(self, database):
         for _ in range(3):
             last = database.committed[-1]
             assert self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY)) == last < database.committed[-1]
@@ -354,10 +344,10 @@ class TestReadVersions:
         [lambda tr: tr.get(b"a"), lambda tr: tr.get_range(b"a", b"b", snapshot=True), lambda tr: tr.watch(b"a")],
         ids=["get", "range", "watch"],
     )
-    def test_one_that_has_read_asks(self, step: Callable[[Transaction], object], database: FoundationDatabase) -> None:
+    def test_one_that_has_read_asks(self, step, database):
         assert self.given(database, step) is None
 
-    def test_the_cluster_is_asked_ten_times_a_second(self, database: FoundationDatabase, clock: ManualClock) -> None:
+    def test_the_cluster_is_asked_ten_times_a_second(self, database, clock):
         """So it can throttle a process that does nothing but publish."""
         asked = 0
         for _ in range(100):
@@ -365,7 +355,7 @@ class TestReadVersions:
             asked += self.given(database) is None
         assert 9 <= asked <= 11
 
-    def test_after_an_error_it_asks(self, database: FoundationDatabase) -> None:
+    def test_after_an_error_it_asks(self, database):
         with pytest.raises(Conflict):
             self.given(
                 database,
@@ -374,19 +364,19 @@ class TestReadVersions:
             )
         assert self.given(database) is None
 
-    def writing(self, database: FoundationDatabase) -> FoundationTransaction:
+    def writing(self, database):
         tr = database.begin(timeout_s=TIMEOUT_S)
         tr.set(self.KEY, b"")
         return tr
 
-    def test_what_others_have_written_since_is_a_conflict(self, database: FoundationDatabase, cluster: Cluster) -> None:
+    def test_what_others_have_written_since_is_a_conflict(self, database, cluster):
         other = FoundationDatabase.open(cluster.cluster_file)
         commit(other, lambda tr: tr.set(self.KEY, b"theirs"))
         with pytest.raises(Conflict):
             self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY))
         other.close()
 
-    def test_one_that_is_too_old_is_refused_and_asks_the_next_time(self, database: FoundationDatabase) -> None:
+    def test_one_that_is_too_old_is_refused_and_asks_the_next_time(self, database):
         """As after a recovery of the cluster, which lets its versions jump by a hundred seconds."""
         old = max(database.committed[-1] - 50_000_000, 1)  # 50 s
         database.committed.clear()
@@ -398,9 +388,7 @@ class TestReadVersions:
         assert retry(lambda tr: tr.set(self.KEY, b"again"), timeout_s=TIMEOUT_S) is None
         assert read(database, self.KEY) == b"again"
 
-    def test_a_cluster_that_was_made_anew_counts_from_the_beginning(
-        self, database: FoundationDatabase, cluster: Cluster
-    ) -> None:
+    def test_a_cluster_that_was_made_anew_counts_from_the_beginning(self, database, cluster):
         """With a version that is still to come, a transaction would see no conflict."""
         database.committed.append(database.committed[-1] + 10**12)
         self.given(database)
@@ -410,18 +398,18 @@ class TestReadVersions:
             self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY))
         other.close()
 
-    def test_a_commit_that_a_signal_handler_interrupts_does_not_go_on(self, database: FoundationDatabase) -> None:
+    def test_a_commit_that_a_signal_handler_interrupts_does_not_go_on(self, database):
         """The traceback refers to the transaction, which could still get the read version that it waits for."""
-        calls: list[str] = []
+        calls = []
 
         class Waiting:
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name):
                 return lambda *_: calls.append(name)
 
-            def commit(self) -> Any:
+            def commit(self):
                 return self
 
-            def wait(self) -> None:
+            def wait(self):
                 raise KeyboardInterrupt
 
         tr = database.begin(timeout_s=TIMEOUT_S)
@@ -431,12 +419,12 @@ class TestReadVersions:
             tr.commit()
         assert calls[-1] == "reset"
 
-    def test_threads_that_only_write_never_conflict(self, cluster: Cluster) -> None:
+    def test_threads_that_only_write_never_conflict(self, cluster):
         """A token that one has given back is the next one's, with a version that has seen its last commit."""
         database = FoundationDatabase.open(cluster.cluster_file)
         retry, lost = retry_on(database, b"read-versions/"), list[int]()
 
-        def write() -> None:
+        def write():
             for number in range(100):
                 retry(lambda tr: tr.set(self.KEY, b""), timeout_s=TIMEOUT_S, on_conflict=partial(lost.append, number))
 

@@ -1,12 +1,9 @@
 """A process that has FoundationDB open forks: its children open it anew, and it goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 from kit.conformance.store import TIMEOUT_S, Keys, arm, commit, read
@@ -15,26 +12,25 @@ from kit.processes import Program, fork, in_child, until
 from kombu_fdb.errors import ForkedError
 from kombu_fdb.store.foundationdb import binding as foundationdb_binding
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
-from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = [pytest.mark.foundationdb, pytest.mark.process]
 
 
 @pytest.fixture
-def database(cluster: Cluster) -> Iterator[FoundationDatabase]:
+def database(cluster):
     database = FoundationDatabase.open(cluster.cluster_file)
     yield database
     database.close()
 
 
 @pytest.fixture
-def key(database: FoundationDatabase) -> Iterator[Keys]:
+def key(database):
     keys = Keys(b"fork/" + os.urandom(8) + b"/")
     yield keys
     commit(database, lambda tr: tr.clear_range(*keys.range()))
 
 
-def use(parent: FoundationDatabase, cluster_file: str, key: Keys, generations: int) -> None:
+def use(parent, cluster_file, key, generations):
     """What a child does: the inherited handle refuses, a new one works; then the child's own child."""
     with pytest.raises(ForkedError):
         parent.begin(timeout_s=1)
@@ -49,24 +45,20 @@ def use(parent: FoundationDatabase, cluster_file: str, key: Keys, generations: i
     own.close()
 
 
-def test_children_and_their_children(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
+def test_children_and_their_children(database, cluster, key):
     in_child(lambda: use(database, cluster.cluster_file, key, 3))
     assert read(database, key(b"n")) == struct.pack("<q", 3)
 
 
-def test_a_child_that_makes_its_own_copy(
-    database: FoundationDatabase, cluster: Cluster, key: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_makes_its_own_copy(database, cluster, key, monkeypatch):
     """Where the parent could not make one, and where there are no files in memory."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
     in_child(lambda: use(database, cluster.cluster_file, key, 2))
     assert read(database, key(b"n")) == struct.pack("<q", 2)
 
 
-def test_a_system_that_runs_no_code_from_memory(
-    database: FoundationDatabase, cluster: Cluster, key: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_library() -> int:
+def test_a_system_that_runs_no_code_from_memory(database, cluster, key, monkeypatch):
+    def no_library():
         fd = os.memfd_create("no library")
         os.write(fd, b"no library")
         return fd
@@ -77,11 +69,11 @@ def test_a_system_that_runs_no_code_from_memory(
     assert read(database, key(b"n")) == struct.pack("<q", 1)
 
 
-def test_forking_while_threads_commit(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
+def test_forking_while_threads_commit(database, cluster, key):
     stop = threading.Event()
     done = [0] * 8
 
-    def work(number: int) -> None:
+    def work(number):
         while not stop.is_set():
             commit(database, lambda tr: tr.add(key(b"parent"), 1))
             done[number] += 1
@@ -104,10 +96,10 @@ def test_forking_while_threads_commit(database: FoundationDatabase, cluster: Clu
     assert read(database, key(b"parent")) == struct.pack("<q", sum(done))
 
 
-def test_the_parents_watches_live_on(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
+def test_the_parents_watches_live_on(database, cluster, key):
     _, fired = arm(database, key(b"bell"))
 
-    def child() -> None:
+    def child():
         own = FoundationDatabase.open(cluster.cluster_file)
         commit(own, lambda tr: tr.set_versionstamped_value(key(b"bell")))
 
@@ -115,7 +107,7 @@ def test_the_parents_watches_live_on(database: FoundationDatabase, cluster: Clus
     assert fired.wait(TIMEOUT_S)
 
 
-def test_siblings_share_one_copy(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
+def test_siblings_share_one_copy(database, cluster, key):
     if not hasattr(os, "memfd_create"):
         pytest.skip(f"{sys.platform} has no files in memory; each child makes its own copy")
     in_child(lambda: use(database, cluster.cluster_file, key, 1))
@@ -125,7 +117,7 @@ def test_siblings_share_one_copy(database: FoundationDatabase, cluster: Cluster,
     assert foundationdb_binding._process.spare_fd == spare
 
 
-def test_a_normal_exit_of_both(cluster: Cluster) -> None:
+def test_a_normal_exit_of_both(cluster):
     """The interpreter's farewell runs exit handlers and destroys what is left; neither may touch the dead library."""
     with Program(
         """
@@ -153,7 +145,7 @@ def test_a_normal_exit_of_both(cluster: Cluster) -> None:
         assert program.end() == 0
 
 
-def test_an_application_that_uses_the_binding_itself(cluster: Cluster) -> None:
+def test_an_application_that_uses_the_binding_itself(cluster):
     with Program(
         """
         import os, sys

@@ -1,14 +1,9 @@
 """The stores in a process that gevent patched: every wait lets other greenlets run. Needs gevent itself."""
 
-from __future__ import annotations
-
 import importlib.util
-from pathlib import Path
 
 import pytest
 from kit.processes import Program
-
-from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = [
     pytest.mark.process,
@@ -112,7 +107,7 @@ sys.stdin.readline()
 """
 
 
-def test_sqlite(tmp_path: Path) -> None:
+def test_sqlite(tmp_path):
     path = str(tmp_path / "broker.db")
     with Program(SQLITE, path) as patched:
         assert patched.hear() == "armed"
@@ -129,7 +124,7 @@ def test_sqlite(tmp_path: Path) -> None:
 
 
 @pytest.mark.foundationdb
-def test_foundationdb(cluster: Cluster) -> None:
+def test_foundationdb(cluster):
     with Program(FOUNDATIONDB, cluster.cluster_file) as patched:
         assert patched.hear() == "50"
         assert patched.hear() == "woken"
@@ -137,7 +132,7 @@ def test_foundationdb(cluster: Cluster) -> None:
         assert patched.end() == 0
 
 
-def test_a_wait_for_foundationdb_whose_callback_a_signal_ends_is_over() -> None:
+def test_a_wait_for_foundationdb_whose_callback_a_signal_ends_is_over():
     """As in ``test_foundationdb.py``."""
     with Program(INTERRUPTED) as patched:
         assert patched.hear() == "over"

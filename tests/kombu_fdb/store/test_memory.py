@@ -1,7 +1,5 @@
 """The store's conformance suite over the memory store, and what only that one can do."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +10,16 @@ from kit.costs import CountingDatabase
 from kit.faults import Fault, Faults, FaultyDatabase
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
-from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
 class TestMemory(StoreConformance):
     @pytest.fixture(params=[MemoryDatabase, FaultyDatabase])
-    def database(self, request: pytest.FixtureRequest) -> Database:
-        made: Database = request.param(clock=ManualClock())
-        return made
+    def database(self, request):
+        return request.param(clock=ManualClock())
 
-    def aged(self, database: Database, key: bytes) -> Transaction:
+    def aged(self, database, key):
         assert isinstance(database, MemoryDatabase)
         tr = database.begin(timeout_s=TIMEOUT_S)
         tr.get(key)
@@ -35,11 +31,11 @@ class TestFaults:
     """Each one by name, and only where it belongs."""
 
     @pytest.fixture
-    def faults(self) -> Faults:
+    def faults(self):
         return Faults()
 
     @pytest.fixture
-    def database(self, faults: Faults) -> FaultyDatabase:
+    def database(self, faults):
         return FaultyDatabase(clock=ManualClock(), faults=faults)
 
     @pytest.mark.parametrize(
@@ -52,9 +48,7 @@ class TestFaults:
             (Fault.UNAVAILABLE, StoreUnavailable, False),
         ],
     )
-    def test_at_a_commit(
-        self, database: FaultyDatabase, faults: Faults, fault: Fault, error: type[Exception], applied: bool
-    ) -> None:
+    def test_at_a_commit(self, database, faults, fault, error, applied):
         faults.at_commits(None, fault)
         commit(database, lambda tr: tr.set(b"a", b"1"))
         with pytest.raises(error):
@@ -62,7 +56,7 @@ class TestFaults:
         assert (read(database, b"b") == b"1") is applied
         assert faults.struck == {fault: 1}
 
-    def test_a_script_strikes_the_thread_that_wrote_it(self, database: FaultyDatabase, faults: Faults) -> None:
+    def test_a_script_strikes_the_thread_that_wrote_it(self, database, faults):
         faults.at_commits(Fault.UNAVAILABLE)
         faults.at_reads(Fault.UNAVAILABLE)
         with ThreadPoolExecutor(1) as other:
@@ -73,7 +67,7 @@ class TestFaults:
         with pytest.raises(StoreUnavailable):
             commit(database, lambda tr: tr.set(b"b", b"1"))
 
-    def test_a_late_commit_happens_up_to_five_seconds_later_or_never(self) -> None:
+    def test_a_late_commit_happens_up_to_five_seconds_later_or_never(self):
         outcomes = set()
         for seed in range(20):
             faults, clock = Faults(random.Random(seed)), ManualClock()
@@ -91,7 +85,7 @@ class TestFaults:
         assert 6 in outcomes, "some never happen"
         assert {2, 3, 4} & outcomes, "some happen after others looked"
 
-    def test_others_begin_and_commit_before_a_late_commit_lands(self) -> None:
+    def test_others_begin_and_commit_before_a_late_commit_lands(self):
         faults, clock = Faults(), ManualClock()
         database = FaultyDatabase(clock=clock, faults=faults)
         faults.at_commits(Fault.COMMIT_LATE)
@@ -104,7 +98,7 @@ class TestFaults:
         clock.advance(1)
         assert (read(database, b"a"), read(database, b"b")) == (b"late", b"late")
 
-    def test_a_late_commit_lands_between_the_look_and_the_commit_of_another(self) -> None:
+    def test_a_late_commit_lands_between_the_look_and_the_commit_of_another(self):
         faults, clock = Faults(), ManualClock()
         faults.landing = lambda: (4.0, True)
         database = FaultyDatabase(clock=clock, faults=faults)
@@ -118,7 +112,7 @@ class TestFaults:
         assert (read(database, b"a"), read(database, b"c")) == (b"late", None)
 
     @pytest.mark.parametrize("blind", [False, True])
-    def test_a_late_commit_conflicts_with_what_came_after_it_was_sent(self, blind: bool) -> None:
+    def test_a_late_commit_conflicts_with_what_came_after_it_was_sent(self, blind):
         faults, clock = Faults(), ManualClock()
         database = FaultyDatabase(clock=clock, faults=faults)
         commit(database, lambda tr: tr.set(b"a", b"before"))
@@ -135,7 +129,7 @@ class TestFaults:
         clock.advance(2)
         assert read(database, b"b") is None
 
-    def test_a_late_commit_is_too_old_after_five_seconds_of_its_transaction(self) -> None:
+    def test_a_late_commit_is_too_old_after_five_seconds_of_its_transaction(self):
         faults, clock = Faults(), ManualClock()
         database = FaultyDatabase(clock=clock, faults=faults)
         tr = database.begin(timeout_s=60)
@@ -149,26 +143,26 @@ class TestFaults:
         clock.advance(5)
         assert read(database, b"a") is None
 
-    def test_a_lost_watch(self, database: FaultyDatabase, faults: Faults) -> None:
+    def test_a_lost_watch(self, database, faults):
         faults.at_watches(Fault.WATCH_LOST)
         _, lost = arm(database, b"bell")
         commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
         assert not lost.is_set()
 
-    def test_a_watch_that_fires_for_nothing(self) -> None:
+    def test_a_watch_that_fires_for_nothing(self):
         database = FaultyDatabase(clock=ManualClock(), faults=Faults(rates={Fault.WATCH_FOR_NOTHING: 1.0}))
         _, fired = arm(database, b"bell")
         commit(database, lambda tr: tr.set(b"a", b"1"))
         assert fired.is_set()
 
-    def test_blind_writers_never_conflict_by_chance(self) -> None:
+    def test_blind_writers_never_conflict_by_chance(self):
         database = FaultyDatabase(clock=ManualClock(), faults=Faults(rates={Fault.CONFLICT: 1.0}))
         commit(database, lambda tr: tr.set(b"a", b"1"))
         with pytest.raises(Conflict):
             commit(database, lambda tr: (tr.get(b"a"), tr.set(b"a", b"2")))
 
-    def test_the_same_seed_gives_the_same_life(self) -> None:
-        def live() -> list[tuple[bytes, bytes]]:
+    def test_the_same_seed_gives_the_same_life(self):
+        def live():
             rates = dict.fromkeys(Fault, 0.1)
             database = FaultyDatabase(clock=ManualClock(), faults=Faults(random.Random(7), rates))
             for i in range(200):
@@ -180,7 +174,7 @@ class TestFaults:
         assert 50 < len(live()) < 200
 
 
-def test_old_versions_are_forgotten() -> None:
+def test_old_versions_are_forgotten():
     database = FaultyDatabase(clock=ManualClock())
     for i in range(500):
         commit(database, lambda tr: (tr.set(b"a", b"%d" % i), tr.set(b"gone/%d" % i, b"")))  # noqa: B023
@@ -190,7 +184,7 @@ def test_old_versions_are_forgotten() -> None:
     assert len(database._log) <= 130
 
 
-def test_a_reader_keeps_its_version_while_others_write() -> None:
+def test_a_reader_keeps_its_version_while_others_write():
     database = FaultyDatabase(clock=ManualClock())
     commit(database, lambda tr: (tr.set(b"a", b"old"), tr.set(b"b", b"old")))
     reader = database.begin(timeout_s=5)
@@ -203,11 +197,11 @@ def test_a_reader_keeps_its_version_while_others_write() -> None:
     assert database.items() == [(b"a", b"199"), (b"c", b"")]
 
 
-def test_versions_follow_the_clock() -> None:
+def test_versions_follow_the_clock():
     clock = ManualClock()
     database = FaultyDatabase(clock=clock)
 
-    def stamp() -> int:
+    def stamp():
         commit(database, lambda tr: tr.set_versionstamped_value(b"v"))
         return int.from_bytes((read(database, b"v") or b"")[:8], "big")
 
@@ -216,10 +210,10 @@ def test_versions_follow_the_clock() -> None:
     assert stamp() - first == 2_000_000
 
 
-def test_costs() -> None:
+def test_costs():
     counted = CountingDatabase(FaultyDatabase(clock=ManualClock()))
 
-    def body(tr: Transaction) -> None:
+    def body(tr):
         tr.get(b"a")
         tr.get_many([b"b", b"c"], snapshot=True)
         tr.get_range(b"d", b"e")

@@ -1,16 +1,11 @@
 """The retry loop over a store whose commits fail, or happen without an answer."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import random
 import struct
 import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +16,6 @@ from kit.faults import Fault, Faults, FaultyDatabase, Interrupted
 
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.process.duties import LEFT_TTL_S
-from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import LONGEST_DOUBT_S, Doubt, Patience, Retry
 from kombu_fdb.testing.clock import ManualClock
 
@@ -31,7 +25,7 @@ RETRYABLE = (Fault.CONFLICT, Fault.TOO_OLD, *LOST)
 
 
 class Bench:
-    def __init__(self, faults: Faults | None = None) -> None:
+    def __init__(self, faults=None):
         self.faults = faults or Faults()
         self.clock = ManualClock()
         self.database = FaultyDatabase(clock=self.clock, faults=self.faults)
@@ -39,21 +33,21 @@ class Bench:
         self.retry = Retry(self.counted, self.clock, random.Random(0), token_key=lambda number: b"token/%d" % number)
         self.runs = 0
 
-    def add_one(self, tr: Transaction) -> int:
+    def add_one(self, tr):
         """Not idempotent, on purpose: its effect and its result are wrong if it happens twice."""
         self.runs += 1
         value = number(tr.get(N)) + 1
         tr.set(N, struct.pack("<q", value))
         return value
 
-    def count(self) -> int:
+    def count(self):
         self.faults.stop()
         return number(read(self.database, N))
 
 
 @given(st.lists(st.lists(st.sampled_from(RETRYABLE), max_size=5), max_size=6))
 @settings(deadline=None)
-def test_whatever_happens_each_call_has_its_effect_once(script: list[list[Fault]]) -> None:
+def test_whatever_happens_each_call_has_its_effect_once(script):
     bench = Bench()
     for i, faults in enumerate(script):
         bench.faults.at_commits(*faults, None)
@@ -62,7 +56,7 @@ def test_whatever_happens_each_call_has_its_effect_once(script: list[list[Fault]
     assert bench.count() == len(script)
 
 
-def test_without_tokens_nothing_is_run_that_might_leave_a_doubt() -> None:
+def test_without_tokens_nothing_is_run_that_might_leave_a_doubt():
     """Stores of results, history and schedules have none."""
     bench = Bench()
     retry = Retry(bench.counted, bench.clock, random.Random(0))
@@ -72,11 +66,11 @@ def test_without_tokens_nothing_is_run_that_might_leave_a_doubt() -> None:
 
 
 @pytest.mark.parametrize("fault", RETRYABLE)
-def test_what_may_happen_twice_runs_again_without_a_token(fault: Fault) -> None:
+def test_what_may_happen_twice_runs_again_without_a_token(fault):
     bench = Bench()
     bench.faults.at_commits(fault, fault)
 
-    def set_once(tr: Transaction) -> bool:
+    def set_once(tr):
         if tr.get(N) is None:
             tr.set(N, struct.pack("<q", 1))
         return True
@@ -95,9 +89,7 @@ def test_what_may_happen_twice_runs_again_without_a_token(fault: Fault) -> None:
     ],
     ids=["at once", "after later failures", "though the check after it was cut off"],
 )
-def test_a_lost_answer_is_found_again_without_running_the_body(
-    commits: list[Fault], reads: list[Fault | None], runs: int
-) -> None:
+def test_a_lost_answer_is_found_again_without_running_the_body(commits, reads, runs):
     bench = Bench()
     bench.faults.at_commits(*commits)
     bench.faults.at_reads(*reads)
@@ -105,7 +97,7 @@ def test_a_lost_answer_is_found_again_without_running_the_body(
     assert (bench.runs, bench.count()) == (runs, 1)
 
 
-def test_a_commit_that_may_still_happen_goes_to_the_caller() -> None:
+def test_a_commit_that_may_still_happen_goes_to_the_caller():
     bench = Bench()
     bench.faults.at_commits(Fault.COMMIT_LATE)
     with pytest.raises(CommitUnknown) as unknown:
@@ -117,7 +109,7 @@ def test_a_commit_that_may_still_happen_goes_to_the_caller() -> None:
     assert {key for key, _ in bench.database.items(b"token/", b"token0")} >= {b"token/2"}
 
 
-def test_the_deadline_ends_it() -> None:
+def test_the_deadline_ends_it():
     """BOUNDED."""
     bench = Bench(Faults(rates={Fault.CONFLICT: 1.0}))
     with pytest.raises(StoreUnavailable) as ended:
@@ -129,13 +121,13 @@ def test_the_deadline_ends_it() -> None:
     assert 9 <= bench.clock.monotonic() - 1000 <= 10
 
 
-def test_the_deadline_after_a_lost_answer_says_that_it_may_have_happened() -> None:
+def test_the_deadline_after_a_lost_answer_says_that_it_may_have_happened():
     bench = Bench(Faults(rates={Fault.ANSWER_LOST_NOT_APPLIED: 1.0}))
     with pytest.raises(CommitUnknown):
         bench.retry(bench.add_one, timeout_s=1)
 
 
-def test_a_failure_for_good_after_a_lost_answer_says_that_it_may_have_happened() -> None:
+def test_a_failure_for_good_after_a_lost_answer_says_that_it_may_have_happened():
     bench = Bench()
     bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED, Fault.UNAVAILABLE)
     bench.faults.at_reads(None, Fault.UNAVAILABLE)
@@ -144,7 +136,7 @@ def test_a_failure_for_good_after_a_lost_answer_says_that_it_may_have_happened()
     assert isinstance(caught.value.__cause__, StoreUnavailable)
 
 
-def test_what_is_not_retryable_is_not_retried() -> None:
+def test_what_is_not_retryable_is_not_retried():
     bench = Bench()
     bench.faults.at_commits(Fault.UNAVAILABLE)
     with pytest.raises(StoreUnavailable):
@@ -152,14 +144,14 @@ def test_what_is_not_retryable_is_not_retried() -> None:
     assert bench.runs == 1
 
 
-def test_limits_are_not_retried() -> None:
+def test_limits_are_not_retried():
     bench = Bench()
     with pytest.raises(LimitExceeded):
         bench.retry(lambda tr: tr.set(b"k", bytes(100_001)), timeout_s=60)
     assert len(bench.counted.transactions) == 1
 
 
-def test_a_token_costs_one_blind_write_and_nothing_when_only_reading() -> None:
+def test_a_token_costs_one_blind_write_and_nothing_when_only_reading():
     bench = Bench()
     bench.retry(bench.add_one, timeout_s=60)
     cost = bench.counted.last
@@ -169,7 +161,7 @@ def test_a_token_costs_one_blind_write_and_nothing_when_only_reading() -> None:
     assert (cost.point_reads, cost.sets, cost.round_trips, cost.commits) == (1, 0, 2, 0)
 
 
-def test_reads_that_fail_are_retried() -> None:
+def test_reads_that_fail_are_retried():
     bench = Bench()
     bench.faults.at_reads(Fault.TOO_OLD, Fault.TOO_OLD)
     assert bench.retry.read(lambda tr: tr.get(N), timeout_s=60) is None
@@ -178,10 +170,10 @@ def test_reads_that_fail_are_retried() -> None:
         bench.retry.read(lambda tr: tr.get(N), timeout_s=60)
 
 
-def test_a_transaction_is_always_ended() -> None:
+def test_a_transaction_is_always_ended():
     bench = Bench()
 
-    def body(tr: Transaction) -> None:
+    def body(tr):
         tr.get(N)
         raise TransactionTooOld
 
@@ -193,8 +185,8 @@ def test_a_transaction_is_always_ended() -> None:
 # -- doubts ------------------------------------------------------------------------------------------------------------
 
 
-def doubtful(bench: Bench, lands_s: float | None) -> Doubt[int]:
-    doubt: Doubt[int] = Doubt()
+def doubtful(bench, lands_s):
+    doubt = Doubt()
     bench.faults.at_commits(Fault.COMMIT_LATE)
     bench.faults.at_landings(lands_s)
     with pytest.raises(CommitUnknown):
@@ -205,7 +197,7 @@ def doubtful(bench: Bench, lands_s: float | None) -> Doubt[int]:
 
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize(("lands_s", "happened"), [(None, False), (0.0, True), (0.5, True), (3.0, False)])
-def test_a_doubt_is_settled_for_good(used_before: bool, lands_s: float | None, happened: bool) -> None:
+def test_a_doubt_is_settled_for_good(used_before, lands_s, happened):
     bench = Bench()
     before = bench.retry(bench.add_one, timeout_s=60) if used_before else 0
     doubt = doubtful(bench, lands_s)
@@ -218,7 +210,7 @@ def test_a_doubt_is_settled_for_good(used_before: bool, lands_s: float | None, h
 
 
 @pytest.mark.parametrize("fault", [*RETRYABLE, Fault.COMMIT_LATE])
-def test_settling_a_doubt_may_be_repeated(fault: Fault) -> None:
+def test_settling_a_doubt_may_be_repeated(fault):
     bench = Bench()
     doubt = doubtful(bench, 3.0)
     bench.faults.at_commits(fault)
@@ -231,7 +223,7 @@ def test_settling_a_doubt_may_be_repeated(fault: Fault) -> None:
     assert bench.count() == 0
 
 
-def test_an_exception_after_the_commit_leaves_a_doubt() -> None:
+def test_an_exception_after_the_commit_leaves_a_doubt():
     bench, doubt = Bench(), Doubt[int]()
     bench.faults.at_commits(Fault.INTERRUPTED)
     with pytest.raises(Interrupted):
@@ -241,7 +233,7 @@ def test_an_exception_after_the_commit_leaves_a_doubt() -> None:
 
 
 @pytest.mark.parametrize("lands_s", [None, 0.0, 0.5])
-def test_a_call_that_goes_on_with_a_doubt_has_its_effect_once(lands_s: float | None) -> None:
+def test_a_call_that_goes_on_with_a_doubt_has_its_effect_once(lands_s):
     """As a publish does that first copies what it pushes out of a full queue."""
     bench = Bench()
     doubt = doubtful(bench, lands_s)
@@ -255,7 +247,7 @@ def test_a_call_that_goes_on_with_a_doubt_has_its_effect_once(lands_s: float | N
     assert len(bench.database.items(b"token/", b"token0")) == 1, "its token is used again"
 
 
-def test_a_settled_doubt_is_not_used_again() -> None:
+def test_a_settled_doubt_is_not_used_again():
     bench, doubt = Bench(), Doubt[int]()
     bench.retry(bench.add_one, timeout_s=60, doubt=doubt)
     with pytest.raises(AssertionError):
@@ -263,7 +255,7 @@ def test_a_settled_doubt_is_not_used_again() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.CONFLICT, Fault.UNAVAILABLE])
-def test_what_was_refused_leaves_none(fault: Fault) -> None:
+def test_what_was_refused_leaves_none(fault):
     bench, doubt = Bench(), Doubt[int]()
     bench.faults.at_commits(fault)
     with pytest.raises(StoreUnavailable):
@@ -271,7 +263,7 @@ def test_what_was_refused_leaves_none(fault: Fault) -> None:
     assert not doubt.may_have_happened
 
 
-def test_a_doubt_that_is_resolved_too_late_stays_open() -> None:
+def test_a_doubt_that_is_resolved_too_late_stays_open():
     """A machine that slept: others may have cleared its tokens."""
     bench = Bench()
     doubt = doubtful(bench, None)
@@ -282,11 +274,11 @@ def test_a_doubt_that_is_resolved_too_late_stays_open() -> None:
 
 
 @pytest.mark.parametrize("clocks_stop", [False, True])
-def test_a_token_that_was_cleared_proves_nothing(clocks_stop: bool) -> None:
+def test_a_token_that_was_cleared_proves_nothing(clocks_stop):
     """In the pause after a lost answer the machine sleeps, and others clear its tokens, as those of a dead process."""
 
     class Sleeper(ManualClock):
-        def sleep(self, seconds: float) -> None:
+        def sleep(self, seconds):
             super().sleep(seconds if clocks_stop else 1_000)
             for key, _ in bench.database.items(b"token/", b"token0"):
                 tr = bench.database.begin(timeout_s=5)
@@ -302,7 +294,7 @@ def test_a_token_that_was_cleared_proves_nothing(clocks_stop: bool) -> None:
     assert bench.count() == 2
 
 
-def test_a_token_unused_for_long_is_left_to_the_sweepers() -> None:
+def test_a_token_unused_for_long_is_left_to_the_sweepers():
     bench = Bench()
     for pause_s in (1, LONGEST_DOUBT_S + 1, 1):
         bench.retry(bench.add_one, timeout_s=60)
@@ -310,17 +302,17 @@ def test_a_token_unused_for_long_is_left_to_the_sweepers() -> None:
     assert [key for key, _ in bench.database.items(b"token/", b"token0")] == [b"token/1", b"token/2"]
 
 
-def test_threads_that_begin_at_once_have_a_token_each() -> None:
+def test_threads_that_begin_at_once_have_a_token_each():
     """Also where a thread loses its turn between two lines, as under a debugger."""
     bench, tokens, many = Bench(), list[bytes](), 4
     line = threading.Barrier(many, timeout=60)
 
-    def in_step(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+    def in_step(frame, event, _):
         if event == "line" and frame.f_code.co_name == "_free_token":
             line.wait()
         return in_step
 
-    def run() -> None:
+    def run():
         sys.settrace(in_step)
         tokens.append(bench.retry._free_token().key)
 
@@ -335,11 +327,11 @@ def test_threads_that_begin_at_once_have_a_token_each() -> None:
 # -- one deadline for several ------------------------------------------------------------------------------------------
 
 
-def test_what_one_call_does_shares_its_deadline() -> None:
+def test_what_one_call_does_shares_its_deadline():
     clock = ManualClock()
     patience = Patience(clock)
 
-    def call() -> list[float]:
+    def call():
         first = patience.allow(5)
         clock.advance(3)
         return [first, patience.allow(5), patience.within(9, lambda: patience.allow(8)), patience.allow(1)]
@@ -350,11 +342,11 @@ def test_what_one_call_does_shares_its_deadline() -> None:
     assert patience.within(5, lambda: (clock.advance(60), patience.allow(5))[1]) == 0
 
 
-def test_no_exception_leaves_a_deadline_behind() -> None:
+def test_no_exception_leaves_a_deadline_behind():
     clock = ManualClock()
     patience = Patience(clock)
 
-    def call() -> None:
+    def call():
         raise Interrupted
 
     with contextlib.suppress(Interrupted):
@@ -363,11 +355,11 @@ def test_no_exception_leaves_a_deadline_behind() -> None:
     assert patience.allow(5) == 5
 
 
-def test_a_thread_that_a_call_starts_has_a_deadline_of_its_own() -> None:
+def test_a_thread_that_a_call_starts_has_a_deadline_of_its_own():
     """Though it has a copy of the caller's context, as greenlets do, and threads of some Pythons."""
     patience, allowed = Patience(ManualClock()), []
 
-    def call() -> None:
+    def call():
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(lambda: allowed.append(patience.allow(5)),))
         thread.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from kit.conformance.store import TIMEOUT_S, Capability, StoreConformance, commi
 from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError
-from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, Database, Transaction
+from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES
 from kombu_fdb.store.sqlite import open_file as sqlite_file
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase
@@ -22,7 +21,7 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 class TestSqlite(StoreConformance):
     @pytest.fixture(autouse=True)
-    def no_second_chance(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_second_chance(self, monkeypatch):
         """The comparison that makes good a killed writer's lost news would hide what else gets lost."""
         monkeypatch.setattr(sqlite_bell, "CHECK_S", 3600)
 
@@ -31,12 +30,12 @@ class TestSqlite(StoreConformance):
     ages: ClassVar[Capability] = lacks("a snapshot is kept as long as it is open")
 
     @pytest.fixture
-    def second_handle(self, database: Database, path: str) -> Iterator[Database]:
+    def second_handle(self, database, path):
         other = SqliteDatabase.open(path)
         yield other
         other.close()
 
-    def aged(self, database: Database, key: bytes) -> Transaction:
+    def aged(self, database, key):
         tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
         tr.get(key)
         return tr
@@ -44,13 +43,13 @@ class TestSqlite(StoreConformance):
 
 class TestSqliteOfAnotherProcess(TestSqlite):
     @pytest.fixture
-    def second_handle(self, database: Database, path: str) -> Iterator[Database]:
+    def second_handle(self, database, path):
         other = open_apart(path)
         yield other
         other.close()
 
 
-def test_messages_of_the_size_of_celerys_share_pages(path: str) -> None:
+def test_messages_of_the_size_of_celerys_share_pages(path):
     messages, size = 200, 1500
 
     write(path, {number.to_bytes(2, "big"): bytes(size) for number in range(messages)})
@@ -58,7 +57,7 @@ def test_messages_of_the_size_of_celerys_share_pages(path: str) -> None:
     assert Path(path).stat().st_size < 2 * messages * size
 
 
-def test_what_is_added_between_other_rows_writes_few_pages(path: str) -> None:
+def test_what_is_added_between_other_rows_writes_few_pages(path):
     """A queue grows in the middle of all keys. What a commit costs is above all what it writes to the log."""
     commits = 400
     with contextlib.closing(SqliteDatabase.open(path)) as database:
@@ -80,7 +79,7 @@ INSERT INTO kv VALUES (0, 0);
 """
 
 
-def test_a_file_with_other_pages_and_another_table_serves_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_other_pages_and_another_table_serves_on(path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sqlite_file, "PAGE_BYTES", 8192)
         patch.setattr(sqlite_file, "SCHEMA", SCHEMA_BEFORE)
@@ -96,7 +95,7 @@ def test_a_file_with_other_pages_and_another_table_serves_on(path: str, monkeypa
         ]
 
 
-def write(path: str, values: dict[bytes, bytes]) -> None:
+def write(path, values):
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         tr = database.begin(timeout_s=TIMEOUT_S)
         for key, value in values.items():
@@ -104,7 +103,7 @@ def write(path: str, values: dict[bytes, bytes]) -> None:
         tr.commit()
 
 
-def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:
+def test_the_row_of_the_version_is_in_no_range_of_keys(path):
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         write = database.begin(timeout_s=TIMEOUT_S)
         write.clear_range(b"", b"\xff")
@@ -118,13 +117,13 @@ def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:
         assert connection.execute("SELECT v FROM kv WHERE k = 0").fetchone() == (1,)
 
 
-def test_a_limit_of_any_size_is_one(path: str) -> None:
+def test_a_limit_of_any_size_is_one(path):
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         commit(database, lambda tr: tr.set(b"a", b"1"))
         assert commit(database, lambda tr: tr.get_range(b"a", b"b", limit=sys.maxsize)) == [(b"a", b"1")]
 
 
-def test_what_was_saved_of_a_damaged_file_without_its_version(path: str) -> None:
+def test_what_was_saved_of_a_damaged_file_without_its_version(path):
     """Without a version all of these would be stored under one key, and all but the last be lost."""
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         commit(database, lambda tr: tr.set_versionstamped_key(b"m", b"", b"a"))
@@ -140,7 +139,7 @@ def test_what_was_saved_of_a_damaged_file_without_its_version(path: str) -> None
     assert [value for _, value in rows] == [b"a", b"b", b"c"]
 
 
-def test_a_copy_that_is_not_in_wal_mode(tmp_path: Path) -> None:
+def test_a_copy_that_is_not_in_wal_mode(tmp_path):
     """VACUUM INTO leaves one; in it, a reader would stop every writer."""
     path, copy = str(tmp_path / "broker.db"), str(tmp_path / "copy.db")
     first = SqliteDatabase.open(path)
@@ -157,7 +156,7 @@ def test_a_copy_that_is_not_in_wal_mode(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_run_that_is_too_large_is_refused(path: str) -> None:
+def test_a_run_that_is_too_large_is_refused(path):
     database = SqliteDatabase.open(path)
     with pytest.raises(LimitExceeded):
         commit(database, lambda tr: tr.clear_run([b"a", bytes(KEY_BYTES + 1)]))

@@ -1,9 +1,6 @@
 """Other processes' bells are rung where eventlet has replaced what rings them."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
@@ -12,10 +9,10 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.store.sqlite.wakeups import digest
 
 
-def test_eventlets_write_that_never_gives_up_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eventlets_write_that_never_gives_up_is_not_used(tmp_path, monkeypatch):
     """It tries again for ever where the reader is gone, and where a full pipe must not block."""
     database = SqliteDatabase.open(str(tmp_path / "broker.db"))
-    fired: list[bytes] = []
+    fired = []
     try:
         bench = Bench(database)
         reader, writer = os.pipe()

@@ -1,15 +1,12 @@
 """Guarantee BOUNDED at the level of the store: whatever happens to the file, each call ends by its deadline."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,6 @@ from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.process.connect import open_store, verify
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.sqlite import files as sqlite_files
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -41,26 +37,26 @@ OUTSIDER = """
 
 
 @pytest.fixture
-def path() -> Iterator[str]:
+def path():
     folder = Path(tempfile.mkdtemp())
     yield str(folder / "sub" / "b.db")
     shutil.rmtree(folder)
 
 
 @contextmanager
-def nothing(path: str) -> Iterator[None]:
+def nothing(path):
     yield
 
 
 @contextmanager
-def an_outsiders_lock(path: str) -> Iterator[None]:
+def an_outsiders_lock(path):
     with Program(OUTSIDER, path, "PRAGMA cache_size") as outsider:
         assert outsider.hear() == "locked"
         yield
 
 
 @contextmanager
-def a_stopped_writer(path: str) -> Iterator[None]:
+def a_stopped_writer(path):
     with Program(HOLDER, path) as holder:
         assert holder.hear() == "holding"
         holder.process.send_signal(signal.SIGSTOP)
@@ -68,25 +64,25 @@ def a_stopped_writer(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def a_deleted_file(path: str) -> Iterator[None]:
+def a_deleted_file(path):
     Path(path).unlink()
     yield
 
 
 @contextmanager
-def a_deleted_directory(path: str) -> Iterator[None]:
+def a_deleted_directory(path):
     shutil.rmtree(Path(path).parent)
     yield
 
 
 @contextmanager
-def no_permission(path: str) -> Iterator[None]:
+def no_permission(path):
     Path(path).chmod(0)
     yield
 
 
 @contextmanager
-def no_permission_for_the_directory(path: str) -> Iterator[None]:
+def no_permission_for_the_directory(path):
     Path(path).parent.chmod(0)
     yield
     Path(path).parent.chmod(0o700)
@@ -103,15 +99,15 @@ TROUBLES = [
 ]
 
 
-def opening(database: SqliteDatabase) -> None:
+def opening(database):
     SqliteDatabase.open(database.path, timeout_s=TIMEOUT_S).close()
 
 
-def opening_in_another_process(database: SqliteDatabase) -> None:
+def opening_in_another_process(database):
     open_apart(database.path).close()
 
 
-def run(database: SqliteDatabase, body: Callable[[Transaction], object], *, read_only: bool = False) -> None:
+def run(database, body, *, read_only=False):
     tr = database.begin(timeout_s=TIMEOUT_S, read_only=read_only)
     try:
         body(tr)
@@ -120,19 +116,19 @@ def run(database: SqliteDatabase, body: Callable[[Transaction], object], *, read
         tr.cancel()
 
 
-def writing(database: SqliteDatabase) -> None:
+def writing(database):
     run(database, lambda tr: (tr.set(b"a", b"1"), tr.set_versionstamped_value(b"bell")))
 
 
-def reading(database: SqliteDatabase) -> None:
+def reading(database):
     run(database, lambda tr: tr.get(b"a"), read_only=True)
 
 
-def arming(database: SqliteDatabase) -> None:
+def arming(database):
     run(database, lambda tr: tr.watch(b"bell"), read_only=True)
 
 
-def verifying(database: SqliteDatabase) -> None:
+def verifying(database):
     location = locate(parse_url(f"fdb+sqlite:///{database.path}"), parse_options(), {})
     verify(database, location, timeout_s=TIMEOUT_S)
     open_store(location, parse_options(), timeout_s=TIMEOUT_S).database.close()
@@ -142,8 +138,8 @@ OPERATIONS = [opening, opening_in_another_process, writing, reading, arming, ver
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda each: each.__name__)
-def test_every_call_ends_by_its_deadline(path: str, trouble: Callable[[str], AbstractContextManager[None]]) -> None:
-    def work() -> None:
+def test_every_call_ends_by_its_deadline(path, trouble):
+    def work():
         Path(path).parent.mkdir()
         database = SqliteDatabase.open(path)
         arming(database)
@@ -163,7 +159,7 @@ def test_every_call_ends_by_its_deadline(path: str, trouble: Callable[[str], Abs
     # Root may do everything.
     os.chown(Path(path).parents[1], 54321, 54321)
 
-    def as_user() -> None:
+    def as_user():
         os.setgroups([])
         os.setresgid(54321, 54321, 54321)
         os.setresuid(54321, 54321, 54321)
@@ -172,14 +168,14 @@ def test_every_call_ends_by_its_deadline(path: str, trouble: Callable[[str], Abs
     in_child(as_user)
 
 
-def test_closing_while_another_thread_waits_for_a_stopped_writer(path: str) -> None:
+def test_closing_while_another_thread_waits_for_a_stopped_writer(path):
     Path(path).parent.mkdir()
     database = SqliteDatabase.open(path)
     with a_stopped_writer(path):
         entered = threading.Event()
-        failures: list[BaseException] = []
+        failures = []
 
-        def wait() -> None:
+        def wait():
             tr = database.begin(timeout_s=3.0)
             entered.set()
             try:
@@ -197,7 +193,7 @@ def test_closing_while_another_thread_waits_for_a_stopped_writer(path: str) -> N
         assert len(failures) == 1
 
 
-def test_an_outsider_who_keeps_everybody_out(path: str) -> None:
+def test_an_outsider_who_keeps_everybody_out(path):
     """``PRAGMA locking_mode=EXCLUSIVE`` excludes readers too. The error says how to find the culprit."""
     Path(path).parent.mkdir()
     SqliteDatabase.open(path).close()
@@ -213,7 +209,7 @@ def test_an_outsider_who_keeps_everybody_out(path: str) -> None:
         writing(database)
 
 
-def test_a_library_that_is_too_old(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_too_old(path, monkeypatch):
     monkeypatch.setattr(sqlite_files.sqlite3, "sqlite_version_info", (3, 34, 1))
     with pytest.raises(StoreUnavailable, match=r"too old.*at least 3\.35\.0"):
         SqliteDatabase.open(path)

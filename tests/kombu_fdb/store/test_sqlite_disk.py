@@ -1,12 +1,8 @@
 """SQLite's store on a small disk: it fills up, is emptied, and goes on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from kit.conformance.store import commit, retry_on
@@ -14,12 +10,10 @@ from kit.disks import fill_queue, small_disk
 from kombu import Connection, Exchange, Queue
 
 from kombu_fdb.api.broker import Broker
-from kombu_fdb.api.queue import Queue as BrokerQueue
 from kombu_fdb.engine.metrics import samples
 from kombu_fdb.engine.metrics.samples import SERIES, QueueSample, Sample
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.process.client import close_clients
-from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -32,16 +26,16 @@ PATIENCE = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeo
 
 
 @pytest.fixture(params=[3, 8, 40], ids="{} MB".format)
-def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+def disk(tmp_path, request):
     """A file system of its own."""
     with small_disk(tmp_path / "disk", request.param) as disk:
         yield disk
         close_clients()
 
 
-def fill(database: SqliteDatabase, size: int = 20_000) -> list[bytes]:
+def fill(database, size=20_000):
     """Until it is full; what was confirmed."""
-    stored: list[bytes] = []
+    stored = []
     with pytest.raises(StoreUnavailable, match=r"disk is full.*Free space on the file system of"):
         while True:
             key = b"%06d" % len(stored)
@@ -50,7 +44,7 @@ def fill(database: SqliteDatabase, size: int = 20_000) -> list[bytes]:
     return stored
 
 
-def work_off(queue: BrokerQueue, number: int) -> None:
+def work_off(queue, number):
     """So many messages; then there is room again."""
     for _ in range(number):
         job = queue.take(timeout=PATIENCE_S)
@@ -59,11 +53,11 @@ def work_off(queue: BrokerQueue, number: int) -> None:
     queue.put(b"again")
 
 
-def keys(database: SqliteDatabase) -> list[bytes]:
+def keys(database):
     return [key for key, _ in commit(database, lambda tr: tr.get_range(b"0", b"9"))]
 
 
-def test_a_disk_that_messages_filled_is_emptied_and_filled_again(disk: Path) -> None:
+def test_a_disk_that_messages_filled_is_emptied_and_filled_again(disk):
     """It used to end for good where the log had grown to all that was left."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         for _ in range(3):
@@ -74,13 +68,13 @@ def test_a_disk_that_messages_filled_is_emptied_and_filled_again(disk: Path) -> 
             assert keys(database) == []
 
 
-def test_much_of_a_small_disk_is_for_messages(disk: Path) -> None:
+def test_much_of_a_small_disk_is_for_messages(disk):
     size = os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         assert len(fill(database)) * 20_000 > size / 4
 
 
-def test_a_full_disk_is_read_and_opened_by_others(disk: Path) -> None:
+def test_a_full_disk_is_read_and_opened_by_others(disk):
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         stored = fill(database)
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
@@ -90,7 +84,7 @@ def test_a_full_disk_is_read_and_opened_by_others(disk: Path) -> None:
         commit(database, lambda tr: tr.set(b"again", bytes(20_000)))
 
 
-def test_space_that_others_free_is_found_without_a_restart(disk: Path) -> None:
+def test_space_that_others_free_is_found_without_a_restart(disk):
     size = os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         ballast = disk / "ballast"
@@ -103,7 +97,7 @@ def test_space_that_others_free_is_found_without_a_restart(disk: Path) -> None:
         assert len(more) > len(stored)
 
 
-def test_acks_on_a_disk_that_others_filled(disk: Path) -> None:
+def test_acks_on_a_disk_that_others_filled(disk):
     """As far as the room in SQLite's log reaches, which has been used once."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         for number in range(40):
@@ -117,7 +111,7 @@ def test_acks_on_a_disk_that_others_filled(disk: Path) -> None:
         commit(database, lambda tr: tr.set(b"after", bytes(20_000)))
 
 
-def test_a_disk_that_others_filled_while_the_file_grew_is_emptied(disk: Path) -> None:
+def test_a_disk_that_others_filled_while_the_file_grew_is_emptied(disk):
     """The log could not be copied, as it takes space to make the file grow."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         stored = [b"%06d" % number for number in range(60)]
@@ -130,7 +124,7 @@ def test_a_disk_that_others_filled_while_the_file_grew_is_emptied(disk: Path) ->
         assert keys(database) == []
 
 
-def test_a_store_is_opened_on_a_disk_that_others_filled(disk: Path) -> None:
+def test_a_store_is_opened_on_a_disk_that_others_filled(disk):
     """It needs a log and an index of it."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         put(database, b"000001")
@@ -140,7 +134,7 @@ def test_a_store_is_opened_on_a_disk_that_others_filled(disk: Path) -> None:
         assert keys(database) == []
 
 
-def test_no_more_space_is_held_than_a_copy_of_the_log_takes(disk: Path) -> None:
+def test_no_more_space_is_held_than_a_copy_of_the_log_takes(disk):
     held = []
     for number in (60, 1):  # who closes the file last copies the log
         with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
@@ -150,7 +144,7 @@ def test_no_more_space_is_held_than_a_copy_of_the_log_takes(disk: Path) -> None:
     assert max(held) > held[-1] > 0
 
 
-def test_space_is_held_in_no_file_that_took_the_locks_descriptor(tmp_path: Path) -> None:
+def test_space_is_held_in_no_file_that_took_the_locks_descriptor(tmp_path):
     """While a database is closed, its helper may close the lock's descriptors before the last writer has ended."""
     with closing(SqliteDatabase.open(str(tmp_path / "b.db"))) as database:
         commit(database, lambda tr: tr.set(b"a", bytes(50_000)))
@@ -165,15 +159,15 @@ def test_space_is_held_in_no_file_that_took_the_locks_descriptor(tmp_path: Path)
     assert (tmp_path / "b.db-lock").stat().st_size > 0
 
 
-def put(database: SqliteDatabase, key: bytes) -> None:
+def put(database, key):
     commit(database, lambda tr: tr.set(key, bytes(5_000)))
 
 
-def clear(database: SqliteDatabase, key: bytes) -> None:
+def clear(database, key):
     commit(database, lambda tr: tr.clear(key))
 
 
-def take_all(path: Path) -> None:
+def take_all(path):
     with path.open("wb", buffering=0) as ballast:
         for size in (65536, 4096):
             try:
@@ -184,17 +178,17 @@ def take_all(path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_workers_empty_a_full_broker(disk: Path) -> None:
+def test_workers_empty_a_full_broker(disk):
     with Broker.open(f"fdb+sqlite:///{disk}/b.db", **PATIENCE) as broker:
         queue = broker.queue("q")
         work_off(queue, fill_queue(queue, 20_000))
         assert queue.count() == 1
 
 
-def test_the_reserve_is_not_for_who_fills_the_file(disk: Path) -> None:
+def test_the_reserve_is_not_for_who_fills_the_file(disk):
     """Half of it is for transactions that only write, so that a process can start; half for those that also clear."""
 
-    def put(tr: Transaction, *keys: bytes) -> None:
+    def put(tr, *keys):
         for key in keys:
             tr.set(key, bytes(65_000))
 
@@ -210,7 +204,7 @@ def test_the_reserve_is_not_for_who_fills_the_file(disk: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("disk", "size"), [(3, 100), (3, 1_200), (8, 1_200)], indirect=["disk"])
-def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk: Path, size: int) -> None:
+def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk, size):
     """Its session, its role and its declarations need pages, too."""
     url = f"fdb+sqlite:///{disk}/b.db"
     with Broker.open(url, **PATIENCE) as broker:
@@ -225,7 +219,7 @@ def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk: Path, size: in
         work_off(broker.queue("q"), broker.queue("q").count())
 
 
-def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk, monkeypatch):
     """A reader keeps the log from beginning anew; an ack at that moment used to fail."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         retry, refused = retry_on(database, b"token/"), []
@@ -233,7 +227,7 @@ def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: p
         reader = database.begin(timeout_s=PATIENCE_S, read_only=True)
         reader.get(stored[0])
 
-        def finish(*_: object) -> bool:
+        def finish(*_):
             refused.append(True)
             reader.cancel()
             return True
@@ -245,7 +239,7 @@ def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: p
         assert refused, "the reader was not in the way, so this shows nothing"
 
 
-def test_a_publication_on_a_full_disk_is_refused_at_once(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publication_on_a_full_disk_is_refused_at_once(disk, monkeypatch):
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         retry = retry_on(database, b"token/")
         fill(database)
@@ -254,7 +248,7 @@ def test_a_publication_on_a_full_disk_is_refused_at_once(disk: Path, monkeypatch
             retry(lambda tr: (tr.fill(), tr.set(b"more", bytes(60_000))), timeout_s=PATIENCE_S)
 
 
-def test_a_full_disk_is_purged(disk: Path) -> None:
+def test_a_full_disk_is_purged(disk):
     """In one go, not message by message."""
     with Broker.open(f"fdb+sqlite:///{disk}/b.db", **PATIENCE) as broker:
         queue = broker.queue("q")
@@ -266,7 +260,7 @@ def test_a_full_disk_is_purged(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
-def test_pages_that_are_freed_fill_the_reserve_first(disk: Path) -> None:
+def test_pages_that_are_freed_fill_the_reserve_first(disk):
     """Else those who clear would take the reserve, and those who fill what they free, page by page."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         stored = fill(database)
@@ -280,7 +274,7 @@ def test_pages_that_are_freed_fill_the_reserve_first(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
-def test_messages_that_die_with_a_long_story_take_no_page_from_those_that_start(disk: Path) -> None:
+def test_messages_that_die_with_a_long_story_take_no_page_from_those_that_start(disk):
     """Each dead letter is larger than the message was: it used to take the whole reserve, and all claims failed."""
     url = f"fdb+sqlite:///{disk}/b.db"
     with Broker.open(url, **PATIENCE) as broker:
@@ -297,7 +291,7 @@ def test_messages_that_die_with_a_long_story_take_no_page_from_those_that_start(
 
 
 @pytest.fixture
-def full(disk: Path) -> Iterator[Broker]:
+def full(disk):
     """A broker that messages have filled to the reserve."""
     with Broker.open(f"fdb+sqlite:///{disk}/b.db", **PATIENCE) as broker:
         for size in (20_000, 100):
@@ -306,7 +300,7 @@ def full(disk: Path) -> Iterator[Broker]:
 
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
-def test_samples_take_no_page_of_the_reserve(full: Broker) -> None:
+def test_samples_take_no_page_of_the_reserve(full):
     """One each quarter of a minute took all of it in some minutes, and then no consumer could start."""
     engine = full.queue("q")._engine
     queues = {f"queue-{number:03}": QueueSample(1, 2, 3, 4, {}) for number in range(50)}
@@ -319,7 +313,7 @@ def test_samples_take_no_page_of_the_reserve(full: Broker) -> None:
 
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
-def test_results_that_wait_for_a_day_take_no_page_of_the_reserve(full: Broker) -> None:
+def test_results_that_wait_for_a_day_take_no_page_of_the_reserve(full):
     """Those of ``rpc://`` that are never fetched; the replies to a remote control are soon gone."""
     full.declare("result", arguments={"x-message-ttl": 86_400_000, "x-expires": 86_400_000})
     full.declare("reply", arguments={"x-message-ttl": 300_000, "x-expires": 10_000})
@@ -329,7 +323,7 @@ def test_results_that_wait_for_a_day_take_no_page_of_the_reserve(full: Broker) -
 
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
-def test_a_disk_without_inodes_says_so(disk: Path) -> None:
+def test_a_disk_without_inodes_says_so(disk):
     """There is none for the log: the advice used to be to change the rights of the file."""
     subprocess.run(["mount", "-o", "remount,nr_inodes=6", str(disk)], check=True)
     with pytest.raises(StoreUnavailable, match=r"disk is full.*no inode left"):

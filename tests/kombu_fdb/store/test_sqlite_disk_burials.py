@@ -1,15 +1,8 @@
 """On a full disk there is no room for death records: such messages delay no others."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from kit.disks import fill_queue, small_broker
 
-from kombu_fdb.api.broker import Broker
-from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.primitives.clock import Clock
@@ -21,12 +14,12 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
+def broker(tmp_path):
     with small_broker(tmp_path / "disk", PATIENCE_S) as broker:
         yield broker
 
 
-def use_up(broker: Broker) -> None:
+def use_up(broker):
     """What publishers may take, and what dead letters may add to it."""
     small = broker.queue("small")
     small.put_many([b""] * 400)
@@ -42,7 +35,7 @@ def use_up(broker: Broker) -> None:
 MANY, LETTERS = 200, 20
 
 
-def deadly(broker: Broker, **arguments: int) -> Queue:
+def deadly(broker, **arguments):
     """A queue in which messages die expensively."""
     broker.topology.declare_exchange(Exchange("graveyard", "fanout", True, False, {}))
     for number in range(LETTERS):
@@ -52,7 +45,7 @@ def deadly(broker: Broker, **arguments: int) -> Queue:
 
 
 @pytest.mark.parametrize("key", ["", "tenant"])
-def test_a_message_that_cant_be_buried_delays_none_behind_it(broker: Broker, key: str) -> None:
+def test_a_message_that_cant_be_buried_delays_none_behind_it(broker, key):
     """The claim that met it was refused as a whole, so no message of this queue was claimed."""
     queue = deadly(broker)
     queue.put_many([b"expired"] * MANY, ttl=0.001, key=key)
@@ -68,7 +61,7 @@ def test_a_message_that_cant_be_buried_delays_none_behind_it(broker: Broker, key
     assert left.ready == left.leased == 0
 
 
-def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(broker: Broker) -> None:
+def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(broker):
     """The sweep was refused as a whole, and none of that worker's messages came back."""
     queue = deadly(broker, **{"x-delivery-limit": 0})
     other = broker.queue("other")
@@ -78,7 +71,7 @@ def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(b
     dead = engine.sessions.open({}, ttl_s=0.1)
     assert len(engine.messages.claim(dead, ["q", "other"], MANY + 5)) == MANY + 5
     use_up(broker)
-    reported: list[str] = []
+    reported = []
     clock = Clock()
     guard = Guard(engine.upkeep, clock, lambda duty, subject, error: reported.append(duty))
     sweep = Sweep(engine, clock, guard, engine.transactions.ids(), 0.1)
@@ -90,10 +83,10 @@ def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(b
     assert queue.stats().leased > 1
 
 
-def test_a_duty_that_a_full_disk_refuses_keeps_no_other_from_its_turn(broker: Broker) -> None:
+def test_a_duty_that_a_full_disk_refuses_keeps_no_other_from_its_turn(broker):
     """Nor does it fail and work again, with a line in the log each time."""
     use_up(broker)
-    reported: list[str] = []
+    reported = []
     guard = Guard(broker.queue("q")._engine.upkeep, Clock(), lambda duty, _, error: reported.append(duty))
     filler = broker.queue("filler")
     for _ in range(2):

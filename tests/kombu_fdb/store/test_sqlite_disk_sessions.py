@@ -1,16 +1,10 @@
 """On a full disk: sessions of workers that crash at each start use up its reserve, and are swept by who can't start."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from kit.disks import fill_queue, small_broker
 
-from kombu_fdb.api.broker import Broker
-from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -19,7 +13,7 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
+def broker(tmp_path):
     """Full of messages."""
     with small_broker(tmp_path / "disk", PATIENCE_S) as broker:
         for size in (20_000, 100):
@@ -27,16 +21,14 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield broker
 
 
-def crash(engine: Engine, number: int) -> None:
+def crash(engine, number):
     """A worker's start, and no more."""
     engine.sessions.open({"host": "here", "pid": number, "program": "celery"}, ttl_s=1)
     name = f"{number}.reply"
     engine.queues.declare(QueueDeclaration(name, arguments={"x-expires": 10_000}))
 
 
-def test_workers_that_crashed_at_each_start_keep_no_other_from_starting(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_crashed_at_each_start_keep_no_other_from_starting(broker, monkeypatch):
     """Those who live are not ended with them."""
     engine = broker.queue("q")._engine
     living = engine.sessions.open({})
@@ -59,7 +51,7 @@ def test_workers_that_crashed_at_each_start_keep_no_other_from_starting(
     assert living in [session_id for session_id, _, _ in engine.sessions.beats()]
 
 
-def test_a_beat_that_has_no_room_to_tell_what_is_consumed_is_a_beat(broker: Broker) -> None:
+def test_a_beat_that_has_no_room_to_tell_what_is_consumed_is_a_beat(broker):
     """A worker was taken for dead because its first beat behind its consumers was longer than the one before."""
     engine = broker.queue("q")._engine
     living = engine.sessions.open({})

@@ -1,7 +1,5 @@
 """A process that has SQLite's store open forks: the child works on connections of its own, the parent is unharmed."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import struct
@@ -19,10 +17,10 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase
 pytestmark = pytest.mark.process
 
 
-def test_a_child_opens_its_own(database: SqliteDatabase, path: str) -> None:
+def test_a_child_opens_its_own(database, path):
     commit(database, lambda tr: tr.set(b"parent", b"1"))
 
-    def child() -> None:
+    def child():
         with pytest.raises(ForkedError):
             database.begin(timeout_s=1)
         database.close()
@@ -32,7 +30,7 @@ def test_a_child_opens_its_own(database: SqliteDatabase, path: str) -> None:
         in_child(lambda: grandchild(own, path))
         commit(own, lambda tr: tr.add(b"n", 1))
 
-    def grandchild(parent: SqliteDatabase, path: str) -> None:
+    def grandchild(parent, path):
         with pytest.raises(ForkedError):
             parent.begin(timeout_s=1)
         own = SqliteDatabase.open(path)
@@ -44,17 +42,17 @@ def test_a_child_opens_its_own(database: SqliteDatabase, path: str) -> None:
     assert read(database, b"n") == struct.pack("<q", 2)
 
 
-def test_forking_while_threads_commit(database: SqliteDatabase, path: str) -> None:
+def test_forking_while_threads_commit(database, path):
     stop = threading.Event()
     done = [0] * 4
 
-    def work(number: int) -> None:
+    def work(number):
         while not stop.is_set():
             commit(database, lambda tr: tr.add(b"parent", 1))
             commit_reading(database)
             done[number] += 1
 
-    def child() -> None:
+    def child():
         own = SqliteDatabase.open(path)
         for _ in range(20):
             commit(own, lambda tr: tr.add(b"child", 1))
@@ -80,13 +78,13 @@ def test_forking_while_threads_commit(database: SqliteDatabase, path: str) -> No
     other.close()
 
 
-def commit_reading(database: SqliteDatabase) -> None:
+def commit_reading(database):
     tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
     tr.get(b"parent")
     tr.commit()
 
 
-def test_the_librarys_memory_of_locks_does_not_reach_the_child(database: SqliteDatabase, path: str) -> None:
+def test_the_librarys_memory_of_locks_does_not_reach_the_child(database, path):
     """The child is the last one to have the file open, and no process removes the log under it."""
     commit(database, lambda tr: tr.set(b"parent", b"1"))
     with Program(
@@ -116,7 +114,7 @@ def test_the_librarys_memory_of_locks_does_not_reach_the_child(database: SqliteD
         again.close()
 
 
-def test_a_child_does_not_hold_its_dead_parents_lock(database: SqliteDatabase, path: str) -> None:
+def test_a_child_does_not_hold_its_dead_parents_lock(database, path):
     with Program(
         """
         import os, sys, threading
@@ -139,7 +137,7 @@ def test_a_child_does_not_hold_its_dead_parents_lock(database: SqliteDatabase, p
         program.tell()
 
 
-def test_a_child_does_not_keep_its_dead_parents_pipe(database: SqliteDatabase, path: str) -> None:
+def test_a_child_does_not_keep_its_dead_parents_pipe(database, path):
     with Program(
         """
         import os, sys, threading
@@ -163,10 +161,10 @@ def test_a_child_does_not_keep_its_dead_parents_pipe(database: SqliteDatabase, p
         program.tell()
 
 
-def test_the_parents_watches_live_on(database: SqliteDatabase, path: str) -> None:
+def test_the_parents_watches_live_on(database, path):
     _, fired = arm(database, b"bell")
 
-    def child() -> None:
+    def child():
         own = SqliteDatabase.open(path)
         commit(own, lambda tr: tr.set_versionstamped_value(b"bell"))
         _, own_fired = arm(own, b"bell")
@@ -177,15 +175,13 @@ def test_the_parents_watches_live_on(database: SqliteDatabase, path: str) -> Non
     assert fired.wait(TIMEOUT_S)
 
 
-def test_a_transaction_that_outlasts_the_wait(
-    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_that_outlasts_the_wait(database, path, monkeypatch):
     monkeypatch.setattr(open_file, "WAIT_S", 0.05)
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")
     tr.get_range(b"a", b"b")
 
-    def child() -> None:
+    def child():
         with pytest.raises(StoreUnavailable, match="lazy-apps"):
             SqliteDatabase.open(path)
         other = SqliteDatabase.open(path + "2")
@@ -196,7 +192,7 @@ def test_a_transaction_that_outlasts_the_wait(
     assert read(database, b"a") == b"1"
 
 
-def test_a_child_that_exits_normally_harms_no_other_process(path: str) -> None:
+def test_a_child_that_exits_normally_harms_no_other_process(path):
     with Program(
         """
         import os, sys
@@ -224,7 +220,7 @@ def test_a_child_that_exits_normally_harms_no_other_process(path: str) -> None:
     database.close()
 
 
-def test_a_fork_without_pythons_hooks_is_noticed(path: str) -> None:
+def test_a_fork_without_pythons_hooks_is_noticed(path):
     """As C code may fork: by then nothing was closed."""
     with Program(
         """
@@ -247,25 +243,25 @@ def test_a_fork_without_pythons_hooks_is_noticed(path: str) -> None:
         assert program.hear() == "StoreUnavailable"
 
 
-def test_subprocesses_cost_nothing(database: SqliteDatabase) -> None:
+def test_subprocesses_cost_nothing(database):
     connection = database.file._writer
     with Program("print(1)") as program:
         assert program.hear() == "1"
     assert database.file._writer is connection
 
 
-def test_a_database_is_reopened_after_the_fork(database: SqliteDatabase) -> None:
+def test_a_database_is_reopened_after_the_fork(database):
     in_child(lambda: None)
     assert database.file._writer is None
     commit(database, lambda tr: tr.set(b"a", b"1"))
     assert os.getpid() == database.pid
 
 
-def test_threads_that_fork_at_the_same_time(database: SqliteDatabase, path: str) -> None:
+def test_threads_that_fork_at_the_same_time(database, path):
     """Forks take turns: the end of one must not let transactions start in the middle of another."""
-    statuses: list[int] = []
+    statuses = []
 
-    def work() -> None:
+    def work():
         for _ in range(10):
             commit(database, lambda tr: tr.add(b"parent", 1))
             pid = os.fork()

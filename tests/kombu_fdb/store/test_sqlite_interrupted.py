@@ -4,14 +4,11 @@ Python runs signal handlers between two calls, and Celery's soft time limit rais
 where it waits. Here an exception comes at *each* instruction of the driver in turn, which is more than Python can do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util
 import struct
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,6 @@ from kit.processes import Program
 
 from kombu_fdb import store
 from kombu_fdb.errors import KombuFDBError, StoreError
-from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 pytestmark = pytest.mark.process
@@ -48,8 +44,8 @@ OTHER = """
 """
 
 
-def both(value: int) -> Callable[[Transaction], None]:
-    def body(tr: Transaction) -> None:
+def both(value):
+    def body(tr):
         tr.set(b"a", struct.pack(">I", value))
         tr.get(b"a")
         tr.set_versionstamped_key(b"q/", b"", b"")
@@ -65,46 +61,46 @@ def both(value: int) -> Callable[[Transaction], None]:
 class Bench:
     """The store under test, and another process beside it."""
 
-    def __init__(self, path: str, other: Program) -> None:
+    def __init__(self, path, other):
         self.path = path
         self.database = SqliteDatabase.open(path)
         self.other = other
         self.retry = retry_on(self.database, b"r/")
         self.number = 0
 
-    def put(self) -> None:
+    def put(self):
         self.retry(both(self.number), timeout_s=AT_ONCE_S)
 
-    def get(self) -> None:
+    def get(self):
         self.retry.read(lambda tr: tr.get(b"a"), timeout_s=AT_ONCE_S)
 
-    def get_number(self) -> int:
+    def get_number(self):
         """The last one that was committed."""
         return int(struct.unpack(">I", self.retry.read(lambda tr: tr.get(b"a"), timeout_s=AT_ONCE_S) or bytes(4))[0])
 
-    def cancel(self) -> None:
-        def body(tr: Transaction) -> None:
+    def cancel(self):
+        def body(tr):
             both(self.number)(tr)
             raise KombuFDBError("changed my mind")
 
         with pytest.raises(KombuFDBError):
             self.retry(body, timeout_s=AT_ONCE_S)
 
-    def watch(self) -> None:
+    def watch(self):
         self.retry.read(lambda tr: tr.watch(b"bell"), timeout_s=AT_ONCE_S).cancel()
 
-    def open_and_close(self) -> None:
+    def open_and_close(self):
         other = SqliteDatabase.open(self.path, synchronous="full", timeout_s=AT_ONCE_S)
         try:
             retry_on(other, b"r/")(both(self.number), timeout_s=AT_ONCE_S)
         finally:
             other.close()
 
-    def interrupt(self, work: Callable[[], None], moment: int) -> str:
+    def interrupt(self, work, moment):
         self.number += 1
         return interrupt(work, moment, STORE, per="opcode")
 
-    def check(self, where: str) -> None:
+    def check(self, where):
         """Others write at once, we write at once, and what was interrupted has happened wholly or not at all."""
         self.other.tell()
         assert self.other.hear() == "written", where
@@ -114,7 +110,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path):
     path = str(tmp_path / "broker.db")
     SqliteDatabase.open(path).close()
     with Program(OTHER, path) as other:
@@ -131,7 +127,7 @@ STRIDES = {"put": 1, "get": 1, "cancel": 1, "watch": 2, "open_and_close": 3}
 #: Python 3.13 warns of a connection that was interrupted before it had an owner; the collector closes it.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <sqlite3.Connection:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", STRIDES)
-def test_an_exception_at_any_instruction(bench: Bench, name: str) -> None:
+def test_an_exception_at_any_instruction(bench, name):
     work = getattr(bench, name)
     work()
     moment = 1
@@ -143,16 +139,16 @@ def test_an_exception_at_any_instruction(bench: Bench, name: str) -> None:
     assert not bench.database.file.running
 
 
-def test_what_was_half_written_is_never_committed(bench: Bench) -> None:
+def test_what_was_half_written_is_never_committed(bench):
     """Even if the body takes an exception out of a signal handler for one of its own, and goes on."""
 
-    def body(tr: Transaction) -> None:
+    def body(tr):
         tr.set(b"a", struct.pack(">I", bench.number))
         tr.set(b"b", struct.pack(">I", bench.number))
         with contextlib.suppress(Interrupted):
             tr.get_range(b"a", b"b")
 
-    def work() -> None:
+    def work():
         with contextlib.suppress(StoreError):
             bench.retry(body, timeout_s=AT_ONCE_S)
 
@@ -180,7 +176,7 @@ BUSY = """
 """
 
 
-def test_an_exception_while_others_take_turns(bench: Bench) -> None:
+def test_an_exception_while_others_take_turns(bench):
     """Then it also comes while the helper thread waits for the lock, or has just got it."""
     with Program(BUSY, bench.path) as busy:
         assert busy.hear() == "busy"
@@ -189,7 +185,7 @@ def test_an_exception_while_others_take_turns(bench: Bench) -> None:
     assert bench.database.file.lock._helper is not None
 
 
-def test_a_commit_that_was_interrupted_wakes_all_the_same(bench: Bench) -> None:
+def test_a_commit_that_was_interrupted_wakes_all_the_same(bench):
     """At worst when they next compare: no process believes in a roll-back that did not happen."""
     moment, woken = 1, 0
     while True:
@@ -242,7 +238,7 @@ SIGNALLED = """
 """
 
 
-def test_soft_time_limits_while_publishing(bench: Bench) -> None:
+def test_soft_time_limits_while_publishing(bench):
     """As in Celery's prefork children; each of them used to stop every process of the host."""
     with Program(BUSY, bench.path) as busy, Program(SIGNALLED, bench.path) as program:
         assert busy.hear() == "busy"
@@ -281,13 +277,13 @@ GREENLETS = """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")
-def test_killed_greenlets(bench: Bench) -> None:
+def test_killed_greenlets(bench):
     with Program(GREENLETS, bench.path) as program:
         assert program.hear() == "killed"
         bench.check("after the kills")
 
 
-def test_threads_of_a_process_go_on_after_an_interruption(bench: Bench) -> None:
+def test_threads_of_a_process_go_on_after_an_interruption(bench):
     """The interrupted turn is passed on to a thread that waits already."""
     for moment in range(1, 2000, 97):
         thread = threading.Thread(target=bench.retry, args=(both(moment),), kwargs={"timeout_s": TIMEOUT_S})

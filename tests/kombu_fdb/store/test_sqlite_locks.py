@@ -5,12 +5,9 @@ They are POSIX locks, which a process loses with the first descriptor of the fil
 and deletes the log with all that was committed since.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +30,6 @@ from kombu_fdb.process.client import close_clients
 from kombu_fdb.process.connect import open_store
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.store.protocol import Watch
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 #: Where SQLite locks (https://www.sqlite.org/fileformat2.html#the_lock_byte_page, src/os_unix.c): a byte of ``-shm``
@@ -44,7 +40,7 @@ SHARED = 0x40000002
 needs_proc = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux's /proc/locks")
 
 
-def locks(path: str) -> set[int]:
+def locks(path):
     """The first bytes of this process's POSIX locks on a file."""
     status = Path(path).stat()
     file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -56,45 +52,45 @@ def locks(path: str) -> set[int]:
     return found
 
 
-def assert_locked(path: str) -> None:
+def assert_locked(path):
     """A lock that is lost stays so. One that stands may be missing in a list whose lines change while it is read."""
     for file, byte in ((f"{path}-shm", IN_USE), (path, SHARED)):
         assert any(byte in locks(file) for _ in range(50))
 
 
 @pytest.fixture
-def database(path: str) -> Iterator[SqliteDatabase]:
+def database(path):
     database = SqliteDatabase.open(path)
     yield database
     database.close()
     close_clients()
 
 
-def second_handle(database: SqliteDatabase) -> None:
+def second_handle(database):
     SqliteDatabase.open(database.path)
 
 
-def second_handle_with_other_options(database: SqliteDatabase) -> None:
+def second_handle_with_other_options(database):
     with contextlib.closing(SqliteDatabase.open(database.path, synchronous="full")) as other:
         assert_locked(database.path)
         commit(other, lambda tr: tr.set(b"full", b"1"))
 
 
-def second_handle_closed(database: SqliteDatabase) -> None:
+def second_handle_closed(database):
     SqliteDatabase.open(database.path).close()
 
 
-def relative_path(database: SqliteDatabase) -> None:
+def relative_path(database):
     SqliteDatabase.open(os.path.relpath(database.path)).close()
 
 
-def symbolic_link(database: SqliteDatabase) -> None:
+def symbolic_link(database):
     link = Path(f"{database.path}-link")
     link.symlink_to(database.path)
     SqliteDatabase.open(str(link)).close()
 
 
-def hard_link(database: SqliteDatabase) -> None:
+def hard_link(database):
     second = Path(f"{database.path}-2")
     second.hardlink_to(database.path)
     with pytest.raises(StoreUnavailable, match="more than one name"):
@@ -102,24 +98,24 @@ def hard_link(database: SqliteDatabase) -> None:
     second.unlink()
 
 
-def write(database: SqliteDatabase) -> None:
+def write(database):
     commit(database, lambda tr: tr.set(b"a", b"1"))
 
 
-def write_and_cancel(database: SqliteDatabase) -> None:
+def write_and_cancel(database):
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")
     tr.get_range(b"a", b"b")
     tr.cancel()
 
 
-def read_a_value(database: SqliteDatabase) -> None:
+def read_a_value(database):
     tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
     tr.get(b"a")
     tr.commit()
 
 
-def watch(database: SqliteDatabase) -> None:
+def watch(database):
     watch, fired = arm(database, b"bell")
     assert_locked(database.path)
     commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
@@ -127,8 +123,8 @@ def watch(database: SqliteDatabase) -> None:
     watch.cancel()
 
 
-def fork(database: SqliteDatabase) -> None:
-    def child() -> None:
+def fork(database):
+    def child():
         own = SqliteDatabase.open(database.path)
         assert_locked(database.path)
         SqliteDatabase.open(database.path).close()
@@ -139,17 +135,17 @@ def fork(database: SqliteDatabase) -> None:
     read(database, b"a")  # opens it again
 
 
-def examine(database: SqliteDatabase) -> None:
+def examine(database):
     found = list(doctor.examine(f"fdb+sqlite:///{database.path}", {}, {}))
     assert not [finding for finding in found if finding.level == "fail"]
 
 
-def opened_as_a_client_does(database: SqliteDatabase) -> None:
+def opened_as_a_client_does(database):
     options = parse_options()
     open_store(locate(parse_url(f"fdb+sqlite:///{database.path}"), options, {}), options, timeout_s=5).database.close()
 
 
-def brokers_with_different_options(database: SqliteDatabase) -> None:
+def brokers_with_different_options(database):
     url = f"fdb+sqlite:///{database.path}"
     with Broker.open(url) as broker:
         broker.queue("q").put(b"1")
@@ -160,7 +156,7 @@ def brokers_with_different_options(database: SqliteDatabase) -> None:
         assert_locked(database.path)
 
 
-def exported_and_imported(database: SqliteDatabase) -> None:
+def exported_and_imported(database):
     url, file = f"fdb+sqlite:///{database.path}", Path(f"{database.path}.export")
     with Broker.open(url) as broker, Broker.open(url, namespace="copy", synchronous="full") as copy:
         broker.queue("q").put(b"1")
@@ -170,14 +166,14 @@ def exported_and_imported(database: SqliteDatabase) -> None:
         assert_locked(database.path)
 
 
-def commands(database: SqliteDatabase) -> None:
+def commands(database):
     broker, file = ["--broker", f"fdb+sqlite:///{database.path}"], f"{database.path}.export"
     for command in (["export", file], ["import", file, "--again"], ["status"], ["doctor"]):
         assert CliRunner().invoke(fdb, [*broker, *command], catch_exceptions=False).exit_code == 0
         assert_locked(database.path)
 
 
-def results(database: SqliteDatabase) -> None:
+def results(database):
     url = f"fdb+sqlite:///{database.path}"
     app = Celery("locks", broker=url, backend=url, set_as_current=False)
     app.backend.store_result("t", 5, SUCCESS)
@@ -187,7 +183,7 @@ def results(database: SqliteDatabase) -> None:
     app.close()
 
 
-def history(database: SqliteDatabase) -> None:
+def history(database):
     with Broker.open(f"fdb+sqlite:///{database.path}") as broker:
         history_of(broker).set_settings(History(runs=100))
         assert_locked(database.path)
@@ -195,7 +191,7 @@ def history(database: SqliteDatabase) -> None:
         assert_locked(database.path)
 
 
-def web_pages(database: SqliteDatabase) -> None:
+def web_pages(database):
     pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
     from starlette.testclient import TestClient
 
@@ -207,7 +203,7 @@ def web_pages(database: SqliteDatabase) -> None:
             assert_locked(database.path)
 
 
-OPERATIONS: list[Callable[[SqliteDatabase], None]] = [
+OPERATIONS = [
     second_handle,
     second_handle_with_other_options,
     second_handle_closed,
@@ -232,9 +228,7 @@ OPERATIONS: list[Callable[[SqliteDatabase], None]] = [
 
 @needs_proc
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_sqlites_locks_stand(
-    database: SqliteDatabase, operation: Callable[[SqliteDatabase], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sqlites_locks_stand(database, operation, monkeypatch):
     monkeypatch.chdir(Path(database.path).parent)
     write(database)
     assert_locked(database.path)
@@ -243,7 +237,7 @@ def test_sqlites_locks_stand(
 
 
 @needs_proc
-def test_the_last_handle_gives_the_locks_back(path: str) -> None:
+def test_the_last_handle_gives_the_locks_back(path):
     handles = [SqliteDatabase.open(path) for _ in range(3)]
     for handle in handles:
         assert_locked(path)
@@ -252,7 +246,7 @@ def test_the_last_handle_gives_the_locks_back(path: str) -> None:
 
 
 @pytest.mark.process
-def test_what_was_confirmed_after_another_handle_closed_is_there_for_the_next_process(path: str) -> None:
+def test_what_was_confirmed_after_another_handle_closed_is_there_for_the_next_process(path):
     """The review's case: two handles, one other process that opens and closes, a hundred publishes."""
     database = SqliteDatabase.open(path)
     SqliteDatabase.open(path, synchronous="full").close()
@@ -283,7 +277,7 @@ def test_what_was_confirmed_after_another_handle_closed_is_there_for_the_next_pr
 # One file, whatever the way to it
 
 
-def test_handles_of_one_file_share_it(path: str, tmp_path: Path) -> None:
+def test_handles_of_one_file_share_it(path, tmp_path):
     (tmp_path / "link.db").symlink_to(path)
     handles = [SqliteDatabase.open(each) for each in (path, tmp_path / "link.db", f"{tmp_path}/./broker.db")]
     assert len({id(handle.file) for handle in handles}) == 1
@@ -299,7 +293,7 @@ def test_handles_of_one_file_share_it(path: str, tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_stands_beside_the_file_is_shared_through_a_link(path: str, tmp_path: Path) -> None:
+def test_what_stands_beside_the_file_is_shared_through_a_link(path, tmp_path):
     SqliteDatabase.open(path).close()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "link.db").symlink_to(path)
@@ -307,7 +301,7 @@ def test_what_stands_beside_the_file_is_shared_through_a_link(path: str, tmp_pat
     assert [each.name for each in (tmp_path / "other").iterdir()] == ["link.db"]
 
 
-def test_durability_belongs_to_the_handle(path: str) -> None:
+def test_durability_belongs_to_the_handle(path):
     normal = SqliteDatabase.open(path)
     full = SqliteDatabase.open(path, synchronous="full")
     for database, expected in ((normal, 1), (full, 2), (normal, 1)):
@@ -318,7 +312,7 @@ def test_durability_belongs_to_the_handle(path: str) -> None:
     full.close()
 
 
-def test_a_closed_handles_watches_never_fire(path: str) -> None:
+def test_a_closed_handles_watches_never_fire(path):
     stays, goes = SqliteDatabase.open(path), SqliteDatabase.open(path)
     _, fired = arm(stays, b"bell")
     _, silent = arm(goes, b"bell")
@@ -330,12 +324,12 @@ def test_a_closed_handles_watches_never_fire(path: str) -> None:
     stays.close()
 
 
-def test_a_handle_that_closes_during_a_comparison_fires_no_watch(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_that_closes_during_a_comparison_fires_no_watch(path, monkeypatch):
     stays, goes = SqliteDatabase.open(path), SqliteDatabase.open(path)
     watch, silent = arm(goes, b"bell")
     listener = stays.file.listener
 
-    def read_values(keys: Sequence[bytes]) -> list[bytes | None]:
+    def read_values(keys):
         goes.close()
         return [b"changed" for _ in keys]
 
@@ -345,11 +339,11 @@ def test_a_handle_that_closes_during_a_comparison_fires_no_watch(path: str, monk
     stays.close()
 
 
-def test_a_handle_that_closes_again_leaves_no_watch_whose_cancel_was_interrupted(path: str) -> None:
+def test_a_handle_that_closes_again_leaves_no_watch_whose_cancel_was_interrupted(path):
     stays, goes = SqliteDatabase.open(path), SqliteDatabase.open(path)
     watch, _ = arm(goes, b"bell")
 
-    def interrupted(_: Watch) -> None:
+    def interrupted(_):
         raise SoftTimeLimitExceeded
 
     watch._release = interrupted
@@ -364,7 +358,7 @@ def test_a_handle_that_closes_again_leaves_no_watch_whose_cancel_was_interrupted
 
 
 @pytest.mark.parametrize("victim", ["broker.db", "broker.db-wal"])
-def test_a_commit_into_a_file_that_lost_its_name_is_refused(database: SqliteDatabase, victim: str) -> None:
+def test_a_commit_into_a_file_that_lost_its_name_is_refused(database, victim):
     write(database)
     lost = Path(database.path).with_name(victim)
     lost.rename(lost.with_name("elsewhere"))
@@ -375,7 +369,7 @@ def test_a_commit_into_a_file_that_lost_its_name_is_refused(database: SqliteData
     assert read(database, b"b") is None
 
 
-def test_a_file_that_was_replaced_is_another_one(database: SqliteDatabase) -> None:
+def test_a_file_that_was_replaced_is_another_one(database):
     write(database)
     for each in Path(database.path).parent.glob("broker.db*"):
         shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -388,7 +382,7 @@ def test_a_file_that_was_replaced_is_another_one(database: SqliteDatabase) -> No
         assert read(other, b"a") is None
 
 
-def test_the_number_of_a_deleted_file_may_be_anothers(database: SqliteDatabase) -> None:
+def test_the_number_of_a_deleted_file_may_be_anothers(database):
     """As long as a connection keeps the file, it may not: then this is the same file by another name."""
     write(database)
     moved = str(Path(database.path).rename(Path(database.path).with_name("moved.db")))
@@ -399,7 +393,7 @@ def test_the_number_of_a_deleted_file_may_be_anothers(database: SqliteDatabase) 
         write(other)
 
 
-def test_the_directory_goes(tmp_path: Path) -> None:
+def test_the_directory_goes(tmp_path):
     (tmp_path / "gone").mkdir()
     database = SqliteDatabase.open(str(tmp_path / "gone" / "broker.db"))
     write(database)
@@ -410,13 +404,13 @@ def test_the_directory_goes(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_pipe_is_not_a_database(path: str) -> None:
+def test_a_pipe_is_not_a_database(path):
     os.mkfifo(path)
     with pytest.raises(StoreUnavailable, match="not a regular file"):
         SqliteDatabase.open(path, timeout_s=1)
 
 
-def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
+def test_nothing_in_the_package_opens_the_database_but_sqlite():
     """A change that adds an ``open`` to the driver has to say here that it does not open the database."""
     root = Path(__file__).parents[3] / "kombu_fdb" / "store" / "sqlite"
     opens = {
@@ -444,7 +438,7 @@ def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
 
 
 @pytest.mark.process
-def test_openings_apart_do_not_harm_each_other(path: str) -> None:
+def test_openings_apart_do_not_harm_each_other(path):
     """What the tests do to play another process; SQLite itself keeps count of its openings."""
     database = SqliteDatabase.open(path)
     other = open_apart(path)

@@ -4,8 +4,6 @@ Statistics (``ANALYZE``, ``PRAGMA optimize``) that were made when the broker hel
 file: a plan that the planner may choose by them can be a scan of the table for good.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -13,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,7 +35,7 @@ SCHEMAS = [
 LITERALS = re.compile(r"[xX]'[0-9A-Fa-f]*'|\b\d+\b|-1")
 
 
-def live(bench: Bench) -> None:
+def live(bench):
     """Messages of each kind come, wait, move and go; everything is looked at, and the duties run."""
     engine = bench.engine
     engine.queues.declare_exchange(Exchange("x", "topic"))
@@ -68,9 +65,9 @@ def live(bench: Bench) -> None:
     engine.sessions.close(bench.session)
 
 
-def prepared(database: SqliteDatabase, verb: Callable[[], None]) -> set[str]:
+def prepared(database, verb):
     """Each statement on the table, with parameters for its values."""
-    told: set[str] = set()
+    told = set()
     for connection in database.file.connections():
         connection.set_trace_callback(lambda sql: told.add(LITERALS.sub("?", sql)))
     try:
@@ -82,27 +79,27 @@ def prepared(database: SqliteDatabase, verb: Callable[[], None]) -> set[str]:
 
 
 @pytest.fixture
-def statements(path: str) -> Iterator[set[str]]:
+def statements(path):
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         bench = Bench(database)
         bench.payloads()  # both of its connections are there
         yield prepared(database, lambda: live(bench)) | {open_file.MEND_VERSION}
 
 
-def plan(connection: sqlite3.Connection, statement: str) -> list[str]:
+def plan(connection, statement):
     values = [b"1"] * statement.count("?")
     if "LIMIT" in statement:
         values[-1] = 1  # type: ignore[call-overload]  # of rows
     return [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
 
 
-def scans(connection: sqlite3.Connection, statements: set[str]) -> dict[str, list[str]]:
+def scans(connection, statements):
     """Plans that do not find their rows by the keys, or sort what they have found."""
     plans = {each: plan(connection, each) for each in statements}
     return {each: found for each, found in plans.items() if not all(map(_is_of_keys, found))}
 
 
-def _is_of_keys(step: str) -> bool:
+def _is_of_keys(step):
     return bool(
         re.match(
             r"SEARCH kv USING ((COVERING )?INDEX sqlite_autoindex_kv_1|PRIMARY KEY) \(k|SCAN CONSTANT ROW|SCALAR SUB",
@@ -113,7 +110,7 @@ def _is_of_keys(step: str) -> bool:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=["rowid", "without rowid"])
 @pytest.mark.parametrize("rows", [3, 30, 300, 30_000])
-def test_no_statement_scans_whatever_was_analyzed(statements: set[str], schema: str, rows: int) -> None:
+def test_no_statement_scans_whatever_was_analyzed(statements, schema, rows):
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute(schema)
         connection.executemany("INSERT INTO kv VALUES (?, ?)", ((b"%d" % number, b"") for number in range(rows)))
@@ -122,32 +119,32 @@ def test_no_statement_scans_whatever_was_analyzed(statements: set[str], schema: 
             assert scans(connection, statements) == {}
 
 
-def test_the_broker_has_said_all_that_it_says(statements: set[str]) -> None:
+def test_the_broker_has_said_all_that_it_says(statements):
     """Reads by key, by some keys and by range in both directions; stores, clears by key and by range."""
     kinds = {re.sub(r"\?(,\?)+", "?,...", each) for each in statements}
     assert len(kinds) >= 8, kinds
 
 
-def test_a_scan_is_noticed() -> None:
+def test_a_scan_is_noticed():
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute(SCHEMAS[0])
         for scan in ("SELECT v FROM kv WHERE v=?", "SELECT k FROM kv", "SELECT k FROM kv WHERE k>? ORDER BY v"):
             assert scans(connection, {scan})
 
 
-def analyze(connection: sqlite3.Connection, _copy: Path) -> None:
+def analyze(connection, _copy):
     connection.execute("ANALYZE")
 
 
-def optimize(connection: sqlite3.Connection, _copy: Path) -> None:
+def optimize(connection, _copy):
     connection.execute("PRAGMA optimize=0x10002").fetchall()
 
 
-def vacuum(connection: sqlite3.Connection, _copy: Path) -> None:
+def vacuum(connection, _copy):
     connection.execute("VACUUM")
 
 
-def backup(connection: sqlite3.Connection, copy: Path) -> None:
+def backup(connection, copy):
     with contextlib.closing(sqlite3.connect(copy)) as target:
         connection.backup(target)
 
@@ -157,10 +154,10 @@ TIMES = 5
 
 
 @pytest.mark.parametrize("outsider", OUTSIDERS)
-def test_a_busy_broker_goes_on(path: str, tmp_path: Path, outsider: Callable[[sqlite3.Connection, Path], None]) -> None:
+def test_a_busy_broker_goes_on(path, tmp_path, outsider):
     done, failed, copy = threading.Event(), list[BaseException](), tmp_path / "copy.db"
 
-    def interfere() -> None:
+    def interfere():
         try:
             with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
                 for _ in range(TIMES):
@@ -194,13 +191,13 @@ def test_a_busy_broker_goes_on(path: str, tmp_path: Path, outsider: Callable[[sq
             assert 50 <= bench.counts()[0] <= 52
 
 
-def outside(path: str, sql: str) -> None:
+def outside(path, sql):
     with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
         connection.executescript(sql)
 
 
 @pytest.mark.parametrize("value", ["'text'", "12", "1.5", "NULL", "CAST(v AS TEXT)"])
-def test_a_value_that_is_no_bytes_any_more_hinders_no_other(path: str, value: str) -> None:
+def test_a_value_that_is_no_bytes_any_more_hinders_no_other(path, value):
     """A flipped bit makes text of bytes: to claim from such a queue was a TypeError, for good."""
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         bench = Bench(database)
@@ -229,9 +226,7 @@ def test_a_value_that_is_no_bytes_any_more_hinders_no_other(path: str, value: st
     [(1, b"", b""), (0, b"\x02q\x00", b"\x02p\x00"), (0, b"\x15\t3\x00", b"\x15\t3\x01")],
     ids=["text", "another queue's", "a later one"],
 )
-def test_a_key_out_of_its_order_in_the_index_is_called_damage(
-    path: str, kind: int, before: bytes, after: bytes
-) -> None:
+def test_a_key_out_of_its_order_in_the_index_is_called_damage(path, kind, before, after):
     """A scan shows it and nothing deletes it: its message was delivered for ever, and an export began anew for ever.
 
     Where it was text, each claim was a TypeError, and where text was passed over, messages beside it were lost.
@@ -264,7 +259,7 @@ def test_a_key_out_of_its_order_in_the_index_is_called_damage(
 
 
 @pytest.mark.parametrize("damage", ["DELETE FROM kv", *(f"UPDATE kv SET v={each}" for each in ("'a'", "-5", 1 << 62))])
-def test_without_a_count_of_commits_nothing_is_lost_silently(path: str, damage: str) -> None:
+def test_without_a_count_of_commits_nothing_is_lost_silently(path, damage):
     """A message was confirmed, and stored where no consumer found it."""
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         bench = Bench(database)
@@ -288,7 +283,7 @@ def test_without_a_count_of_commits_nothing_is_lost_silently(path: str, damage: 
         "CREATE TRIGGER t BEFORE INSERT ON kv BEGIN SELECT RAISE(ABORT, 'mine'); END",
     ],
 )
-def test_a_changed_schema_is_named_with_its_fix(path: str, change: str) -> None:
+def test_a_changed_schema_is_named_with_its_fix(path, change):
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         bench = Bench(database)
         outside(path, change)
@@ -300,7 +295,7 @@ def test_a_changed_schema_is_named_with_its_fix(path: str, change: str) -> None:
         assert ".schema" not in told.value.diagnosis
 
 
-def test_what_was_dropped_and_then_restored_tells_to_restart(path: str, tmp_path: Path) -> None:
+def test_what_was_dropped_and_then_restored_tells_to_restart(path, tmp_path):
     """Who had restored a backup, as the error had said, was told for ever that there was no such table."""
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         bench = Bench(database)
@@ -315,7 +310,7 @@ def test_what_was_dropped_and_then_restored_tells_to_restart(path: str, tmp_path
             bench.put(b"refused")
 
 
-def test_a_damaged_schema_is_explained_where_synchronous_changes(path: str) -> None:
+def test_a_damaged_schema_is_explained_where_synchronous_changes(path):
     """To change to the other's ``synchronous``, SQLite reads the schema again: that was a ``sqlite3.DatabaseError``."""
     with contextlib.ExitStack() as handles:
         opened = [SqliteDatabase.open(path, synchronous=each) for each in ("normal", "full")]
@@ -329,7 +324,7 @@ def test_a_damaged_schema_is_explained_where_synchronous_changes(path: str) -> N
                 tr.commit()
 
 
-def test_a_database_that_was_deleted_while_in_use_is_not_called_a_bad_disk(path: str) -> None:
+def test_a_database_that_was_deleted_while_in_use_is_not_called_a_bad_disk(path):
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         Bench(database).put(b"first")
         Path(path).unlink()
@@ -338,10 +333,10 @@ def test_a_database_that_was_deleted_while_in_use_is_not_called_a_bad_disk(path:
     assert re.search(r"was deleted.*SHORT_READ.*\n.*Restart every process", said), said
 
 
-def test_a_file_that_is_cut_short_ends_no_process(path: str) -> None:
+def test_a_file_that_is_cut_short_ends_no_process(path):
     """As a bad sector would: where SQLite maps the file into memory, the system ends whatever reads there (SIGBUS)."""
 
-    def read() -> None:
+    def read():
         with contextlib.closing(SqliteDatabase.open(path)) as database:
             bench = Bench(database)
             for _ in range(100):
@@ -355,7 +350,7 @@ def test_a_file_that_is_cut_short_ends_no_process(path: str) -> None:
     in_child(read)
 
 
-def test_no_tracer_that_wraps_connect_sees_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tracer_that_wraps_connect_sees_a_statement(tmp_path, monkeypatch):
     """As ddtrace and opentelemetry-instrumentation-sqlite3 do: each statement would be a span."""
     for module in (sqlite3, sqlite3.dbapi2):
         monkeypatch.setattr(module, "connect", None)

@@ -1,7 +1,5 @@
 """SQLite's store between processes: turns, wake-ups, and what a killed or stopped process does to the others."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -13,9 +11,7 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import pytest
 from kit.conformance.store import TIMEOUT_S, arm, commit, read
@@ -34,12 +30,12 @@ BELL = b"bell"
 
 
 @pytest.fixture(autouse=True)
-def no_second_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_second_chance(monkeypatch):
     """The comparison that makes good a killed writer's lost news would hide what else gets lost."""
     monkeypatch.setattr(sqlite_bell, "CHECK_S", 3600)
 
 
-def ring(database: SqliteDatabase, key: bytes = BELL) -> None:
+def ring(database, key=BELL):
     commit(database, lambda tr: tr.set_versionstamped_value(key))
 
 
@@ -61,7 +57,7 @@ PUBLISHER = """
 
 
 @pytest.mark.parametrize("writers", [2, 4])
-def test_writers_in_tight_loops_take_turns(database: SqliteDatabase, path: str, writers: int) -> None:
+def test_writers_in_tight_loops_take_turns(database, path, writers):
     count = 3000
     programs = [Program(PUBLISHER, path, str(i), str(count)) for i in range(writers)]
     for program in programs:
@@ -78,7 +74,7 @@ def test_writers_in_tight_loops_take_turns(database: SqliteDatabase, path: str, 
     assert_fair(rows, [b"%d" % i for i in range(writers)])
 
 
-def assert_fair(rows: list[bytes], names: list[bytes]) -> None:
+def assert_fair(rows, names):
     """While all of them were writing, none got less than 40 % of its share."""
     first = max(rows.index(name) for name in names)
     last = min(len(rows) - rows[::-1].index(name) for name in names)
@@ -88,7 +84,7 @@ def assert_fair(rows: list[bytes], names: list[bytes]) -> None:
         assert together.count(name) > 0.4 * len(together) / len(names)
 
 
-def test_the_waiting_writer_is_next(database: SqliteDatabase, path: str) -> None:
+def test_the_waiting_writer_is_next(database, path):
     """A writer that comes back at once finds the gate closed, however fast it is."""
     with open_gate(path) as gate, Program(PUBLISHER, path, "waiter", "1") as waiter:
         assert waiter.hear() == "ready"
@@ -104,11 +100,11 @@ def test_the_waiting_writer_is_next(database: SqliteDatabase, path: str) -> None
     assert rows == [b"first", b"waiter", b"again"]
 
 
-def open_gate(path: str) -> IO[bytes]:
+def open_gate(path):
     return Path(f"{path}-gate").open("rb")
 
 
-def is_locked(file: IO[bytes]) -> bool:
+def is_locked(file):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -117,11 +113,11 @@ def is_locked(file: IO[bytes]) -> bool:
     return False
 
 
-def test_threads_get_the_lock_in_the_order_they_came() -> None:
+def test_threads_get_the_lock_in_the_order_they_came():
     lock, first, order = FairLock(), Ticket(), []
     assert lock.acquire(first, 0)
 
-    def work(number: int) -> None:
+    def work(number):
         ticket = Ticket()
         assert lock.acquire(ticket, TIMEOUT_S)
         order.append(number)
@@ -139,7 +135,7 @@ def test_threads_get_the_lock_in_the_order_they_came() -> None:
     assert lock.acquire(Ticket(), 0)
 
 
-def test_a_thread_that_would_wait_for_itself_is_refused_at_once(database: SqliteDatabase) -> None:
+def test_a_thread_that_would_wait_for_itself_is_refused_at_once(database):
     """As a signal handler that publishes while it interrupts a transaction of its thread."""
     outer = database.begin(timeout_s=TIMEOUT_S)
     outer.get(b"a")
@@ -154,7 +150,7 @@ def test_a_thread_that_would_wait_for_itself_is_refused_at_once(database: Sqlite
     assert read(database, b"a") == b"1"
 
 
-def test_another_thread_waits_its_turn(database: SqliteDatabase) -> None:
+def test_another_thread_waits_its_turn(database):
     outer = database.begin(timeout_s=TIMEOUT_S)
     outer.get(b"a")
     other = threading.Thread(target=commit, args=(database, lambda tr: tr.set(b"b", b"1")))
@@ -166,7 +162,7 @@ def test_another_thread_waits_its_turn(database: SqliteDatabase) -> None:
     assert read(database, b"b") == b"1"
 
 
-def test_a_killed_writer_frees_the_lock_and_leaves_nothing(database: SqliteDatabase, path: str) -> None:
+def test_a_killed_writer_frees_the_lock_and_leaves_nothing(database, path):
     with Program(HOLDER, path) as holder:
         assert holder.hear() == "holding"
         holder.process.send_signal(signal.SIGKILL)
@@ -174,7 +170,7 @@ def test_a_killed_writer_frees_the_lock_and_leaves_nothing(database: SqliteDatab
     assert read(database, b"half") is None
 
 
-def test_a_stopped_writer_costs_others_their_deadline_only(database: SqliteDatabase, path: str) -> None:
+def test_a_stopped_writer_costs_others_their_deadline_only(database, path):
     with Program(HOLDER, path) as holder:
         assert holder.hear() == "holding"
         holder.process.send_signal(signal.SIGSTOP)
@@ -195,7 +191,7 @@ def test_a_stopped_writer_costs_others_their_deadline_only(database: SqliteDatab
     assert read(database, b"a") == b"1"
 
 
-def test_an_abandoned_wait_gives_the_lock_back(database: SqliteDatabase, path: str) -> None:
+def test_an_abandoned_wait_gives_the_lock_back(database, path):
     with Program(HOLDER, path) as holder:
         assert holder.hear() == "holding"
         tr = database.begin(timeout_s=0.1)
@@ -207,13 +203,11 @@ def test_an_abandoned_wait_gives_the_lock_back(database: SqliteDatabase, path: s
             assert other.hear() == "holding"
 
 
-def test_a_try_for_a_turn_ends_by_the_deadline(
-    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_try_for_a_turn_ends_by_the_deadline(database, path, monkeypatch):
     """However long the machine's other threads take when this one yields: an event loop has 0.1 s for a turn."""
-    yields: list[None] = []
+    yields = []
 
-    def slow() -> None:
+    def slow():
         yields.append(None)
         threading.Event().wait(0.05)
 
@@ -227,12 +221,10 @@ def test_a_try_for_a_turn_ends_by_the_deadline(
         assert holder.hear() == "committed"
 
 
-def test_an_interrupted_wait_leaves_the_gate_open(
-    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_wait_leaves_the_gate_open(database, path, monkeypatch):
     """As a signal handler of the application interrupts it: Celery's soft time limit is one."""
 
-    def interrupted(*args: object) -> bool:
+    def interrupted(*args):
         raise KeyboardInterrupt
 
     with Program(HOLDER, path) as holder, open_gate(path) as gate:
@@ -247,7 +239,7 @@ def test_an_interrupted_wait_leaves_the_gate_open(
     commit(database, lambda tr: tr.set(b"a", b"1"))
 
 
-def read_beside(database: SqliteDatabase, key: bytes) -> bytes | None:
+def read_beside(database, key):
     tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
     value = tr.get(key)
     tr.commit()
@@ -269,7 +261,7 @@ ENDLESS = """
 """
 
 
-def test_killing_writers_in_mid_work_harms_no_other_process(database: SqliteDatabase, path: str) -> None:
+def test_killing_writers_in_mid_work_harms_no_other_process(database, path):
     for round_ in range(4):
         with Program(ENDLESS, path) as victim:
             assert victim.hear() == "running"
@@ -302,9 +294,7 @@ LISTENER = """
 """
 
 
-def test_a_commit_wakes_another_process(
-    database: SqliteDatabase, path: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_commit_wakes_another_process(database, path, record_property):
     latencies = []
     with Program(LISTENER, path) as listener:
         for _ in range(50):
@@ -317,7 +307,7 @@ def test_a_commit_wakes_another_process(
     record_property("wake_up_p50_us", round(sorted(latencies)[25] * 1e6))
 
 
-def test_several_processes_are_woken_by_one_commit(database: SqliteDatabase, path: str) -> None:
+def test_several_processes_are_woken_by_one_commit(database, path):
     listeners = [Program(LISTENER, path) for _ in range(3)]
     for listener in listeners:
         assert listener.hear() == "armed"
@@ -327,7 +317,7 @@ def test_several_processes_are_woken_by_one_commit(database: SqliteDatabase, pat
         listener.__exit__()
 
 
-def test_a_dead_listeners_pipe_is_removed(database: SqliteDatabase, path: str) -> None:
+def test_a_dead_listeners_pipe_is_removed(database, path):
     bells = Path(f"{path}-bells")
     with Program(LISTENER, path) as listener:
         assert listener.hear() == "armed"
@@ -344,14 +334,12 @@ def test_a_dead_listeners_pipe_is_removed(database: SqliteDatabase, path: str) -
     with_fresh_cache.close()
 
 
-def test_a_process_without_watches_is_not_woken(
-    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_watches_is_not_woken(database, path, monkeypatch):
     other, idle = open_apart(path), threading.Event()
     listener = database.file.listener
     wait = listener._wait_until_armed
 
-    def wait_until_armed() -> bool:
+    def wait_until_armed():
         if not listener.watches:
             idle.set()
         return wait()
@@ -375,12 +363,12 @@ def test_a_process_without_watches_is_not_woken(
     other.close()
 
 
-def unread(database: SqliteDatabase) -> int:
+def unread(database):
     answer = fcntl.ioctl(database.file.listener._read_fd, termios.FIONREAD, bytes(4))
     return int.from_bytes(answer, "little")
 
 
-def test_a_full_pipe_is_news_for_every_watch(database: SqliteDatabase, path: str) -> None:
+def test_a_full_pipe_is_news_for_every_watch(database, path):
     other = open_apart(path)
     busy, go_on = threading.Event(), threading.Event()
     watch, _ = arm(database, b"busy bell")
@@ -398,9 +386,7 @@ def test_a_full_pipe_is_news_for_every_watch(database: SqliteDatabase, path: str
 
 
 @pytest.mark.parametrize("others_ring", [False, True])
-def test_news_lost_with_a_killed_writer_is_found_by_comparing(
-    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch, *, others_ring: bool
-) -> None:
+def test_news_lost_with_a_killed_writer_is_found_by_comparing(database, path, monkeypatch, *, others_ring):
     """Also where there are always news, of queues that are not waited for."""
     monkeypatch.setattr(sqlite_bell, "CHECK_S", 0.02)
     if others_ring:
@@ -415,7 +401,7 @@ def test_news_lost_with_a_killed_writer_is_found_by_comparing(
     other.close()
 
 
-def test_bells_work_after_their_directory_was_removed(database: SqliteDatabase, path: str) -> None:
+def test_bells_work_after_their_directory_was_removed(database, path):
     shutil.rmtree(f"{path}-bells")
     other = open_apart(path)
     ring(database)
@@ -425,7 +411,7 @@ def test_bells_work_after_their_directory_was_removed(database: SqliteDatabase, 
     other.close()
 
 
-def test_many_bells_in_one_commit(database: SqliteDatabase, path: str) -> None:
+def test_many_bells_in_one_commit(database, path):
     other = open_apart(path)
     keys = [b"bell/%d" % i for i in range(200)]  # more than one atomic write to a pipe holds
     fired = [arm(database, key)[1] for key in keys]
@@ -434,9 +420,7 @@ def test_many_bells_in_one_commit(database: SqliteDatabase, path: str) -> None:
     other.close()
 
 
-def test_a_listener_outlives_a_lock_that_is_not_free(
-    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listener_outlives_a_lock_that_is_not_free(database, path, monkeypatch):
     """As after a SIGSTOP, when every deadline has passed."""
     other, ticket = open_apart(path), Ticket()
     _, fired = arm(database, BELL)
@@ -451,7 +435,7 @@ def test_a_listener_outlives_a_lock_that_is_not_free(
     other.close()
 
 
-def test_closing_ends_the_thread_and_removes_the_pipe(path: str) -> None:
+def test_closing_ends_the_thread_and_removes_the_pipe(path):
     database = SqliteDatabase.open(path)
     arm(database, BELL)
     thread = database.file.listener._thread
@@ -465,10 +449,8 @@ def test_closing_ends_the_thread_and_removes_the_pipe(path: str) -> None:
         database.begin(timeout_s=1)
 
 
-def test_a_watch_that_can_not_be_armed_fails_before_the_commit(
-    database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_more_files(*_: object) -> None:
+def test_a_watch_that_can_not_be_armed_fails_before_the_commit(database, monkeypatch):
+    def no_more_files(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     tr = database.begin(timeout_s=TIMEOUT_S)
@@ -480,10 +462,8 @@ def test_a_watch_that_can_not_be_armed_fails_before_the_commit(
     assert read(database, b"a") is None
 
 
-def test_a_store_that_fails_after_the_commit_wakes_instead_of_raising(
-    database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(keys: object) -> None:
+def test_a_store_that_fails_after_the_commit_wakes_instead_of_raising(database, monkeypatch):
+    def unreadable(keys):
         raise StoreUnavailable
 
     tr = database.begin(timeout_s=TIMEOUT_S)
@@ -498,7 +478,7 @@ def test_a_store_that_fails_after_the_commit_wakes_instead_of_raising(
     assert read(database, b"a") == b"1"
 
 
-def open_files() -> int:
+def open_files():
     """``/dev/fd`` is there on Linux and on macOS."""
     return len(list(Path("/dev/fd").iterdir()))
 
@@ -506,7 +486,7 @@ def open_files() -> int:
 # Disks and files
 
 
-def test_a_database_that_may_not_grow(database: SqliteDatabase) -> None:
+def test_a_database_that_may_not_grow(database):
     database.file._writer.execute("PRAGMA max_page_count=20")
     with pytest.raises(StoreUnavailable, match="disk is full"):
         for i in range(1000):
@@ -515,7 +495,7 @@ def test_a_database_that_may_not_grow(database: SqliteDatabase) -> None:
     commit(database, lambda tr: tr.set(b"again", b"1"))
 
 
-def test_a_read_only_file_system(tmp_path: Path) -> None:
+def test_a_read_only_file_system(tmp_path):
     directory = tmp_path / "disk"
     directory.mkdir()
     if os.geteuid():
@@ -538,7 +518,7 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def test_a_failed_transaction_frees_the_lock(database: SqliteDatabase, path: str) -> None:
+def test_a_failed_transaction_frees_the_lock(database, path):
     other = open_apart(path)
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")

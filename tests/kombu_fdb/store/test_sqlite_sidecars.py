@@ -1,7 +1,5 @@
 """The files beside the database: for all who may use it, and never another owner's file."""
 
-from __future__ import annotations
-
 import fcntl
 import multiprocessing
 import os
@@ -10,7 +8,6 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +29,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as ot
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     """Not pytest's own, which lets no other user in."""
     root = Path(tempfile.mkdtemp())
     root.chmod(0o755)
@@ -43,22 +40,22 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def victim(folder: Path) -> Path:
+def victim(folder):
     victim = folder / "authorized_keys"
     victim.write_bytes(SECRET)
     victim.chmod(0o600)
     return victim
 
 
-def refused(folder: Path, name: str) -> None:
+def refused(folder, name):
     """The error names the file in the way, and what to do."""
     path = folder / name
     with pytest.raises(StoreUnavailable, match=rf"in the way.*{path}\).*ls -ld {path}"):
         SqliteDatabase.open(str(folder / "b.db"), timeout_s=1)
 
 
-def as_user(user: int, work: Callable[[], object], *, groups: tuple[int, ...] = (), group: int | None = None) -> None:
-    def child() -> None:
+def as_user(user, work, *, groups=(), group=None):
+    def child():
         os.setgroups(list(groups))
         os.setresgid(*[user if group is None else group] * 3)
         os.setresuid(user, user, user)
@@ -68,7 +65,7 @@ def as_user(user: int, work: Callable[[], object], *, groups: tuple[int, ...] = 
     in_child(child)
 
 
-def use(path: Path, *, key: bytes = b"a") -> None:
+def use(path, *, key=b"a"):
     """All that a worker does with a store: write, wait, be woken."""
     database = SqliteDatabase.open(str(path))
     commit(database, lambda tr: tr.set(key, b"1"))
@@ -85,7 +82,7 @@ def use(path: Path, *, key: bytes = b"a") -> None:
 
 @pytest.mark.parametrize("name", ["b.db-gate", "b.db-lock", "b.db-bells", "b.db-bells/generation"])
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "socket", "other kind"])
-def test_nothing_else_is_followed_opened_or_written(folder: Path, victim: Path, name: str, kind: str) -> None:
+def test_nothing_else_is_followed_opened_or_written(folder, victim, name, kind):
     place = folder / name
     place.parent.mkdir(exist_ok=True)
     if kind == "link":
@@ -108,7 +105,7 @@ def test_nothing_else_is_followed_opened_or_written(folder: Path, victim: Path, 
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "file", "link to a pipe"])
-def test_a_bell_that_is_no_pipe_is_not_rung(folder: Path, victim: Path, kind: str) -> None:
+def test_a_bell_that_is_no_pipe_is_not_rung(folder, victim, kind):
     database = SqliteDatabase.open(str(folder / "b.db"))
     bell = folder / "b.db-bells" / "1-x.bell"
     if kind == "link":
@@ -128,7 +125,7 @@ def test_a_bell_that_is_no_pipe_is_not_rung(folder: Path, victim: Path, kind: st
     database.close()
 
 
-def test_another_folder_in_the_place_of_the_bells_gets_nothing(folder: Path, victim: Path) -> None:
+def test_another_folder_in_the_place_of_the_bells_gets_nothing(folder, victim):
     database = SqliteDatabase.open(str(folder / "b.db"))
     (folder / "b.db-bells").rename(folder / "old")
     (folder / "trap").mkdir()
@@ -149,19 +146,17 @@ def test_another_folder_in_the_place_of_the_bells_gets_nothing(folder: Path, vic
 @pytest.mark.parametrize("name", ["b.db-gate", "b.db-lock", "b.db-bells", "b.db-wal", "b.db-shm", "b.db-journal"])
 @pytest.mark.parametrize("mode", [0o600, 0o666], ids=oct)
 @pytest.mark.parametrize("user", [ALICE, 0], ids=["user", "root"])
-def test_a_strangers_file_in_a_folder_that_everybody_may_write_to(
-    folder: Path, name: str, mode: int, user: int
-) -> None:
+def test_a_strangers_file_in_a_folder_that_everybody_may_write_to(folder, name, mode, user):
     folder.chmod(0o1777)
 
-    def squat() -> None:
+    def squat():
         if name == "b.db-bells":
             (folder / name).mkdir(mode=0o777)
         else:
             (folder / name).touch()
             (folder / name).chmod(mode)
 
-    def open_it() -> None:
+    def open_it():
         with pytest.raises(StoreUnavailable, match=rf"another user.*{folder}/{name}\).*folder of your own"):
             SqliteDatabase.open(str(folder / "b.db"), timeout_s=1)
 
@@ -172,15 +167,13 @@ def test_a_strangers_file_in_a_folder_that_everybody_may_write_to(
 @as_root
 @pytest.mark.parametrize("planted", ["file", "link", "link to a file of the victim's", "link to nothing"])
 @pytest.mark.parametrize("user", [ALICE, 0], ids=["user", "root"])
-def test_a_strangers_database_in_a_folder_that_everybody_may_write_to(
-    folder: Path, victim: Path, planted: str, user: int
-) -> None:
+def test_a_strangers_database_in_a_folder_that_everybody_may_write_to(folder, victim, planted, user):
     folder.chmod(0o1777)
     own = folder / "own"
     as_user(user, own.mkdir)
     as_user(user, (own / "empty").touch)
 
-    def squat() -> None:
+    def squat():
         if planted == "file":
             SqliteDatabase.open(str(folder / "b.db")).close()
             (folder / "b.db").chmod(0o666)
@@ -188,7 +181,7 @@ def test_a_strangers_database_in_a_folder_that_everybody_may_write_to(
             target = {"link": victim, "link to nothing": own / "made"}.get(planted, own / "empty")
             (folder / "b.db").symlink_to(target)
 
-    def open_it() -> None:
+    def open_it():
         with pytest.raises(StoreUnavailable, match="folder that every user can write to"):
             SqliteDatabase.open(str(folder / "b.db"), timeout_s=1)
 
@@ -199,11 +192,11 @@ def test_a_strangers_database_in_a_folder_that_everybody_may_write_to(
 
 @as_root
 @pytest.mark.parametrize("planted", ["folder", "link to a folder", "link behind the user's own link"])
-def test_a_strangers_folder_on_the_way_to_the_database(folder: Path, planted: str) -> None:
+def test_a_strangers_folder_on_the_way_to_the_database(folder, planted):
     folder.chmod(0o1777)
     path = folder / "shop" / "b.db"
 
-    def squat() -> None:
+    def squat():
         real = folder / ("shop" if planted == "folder" else "mallorys")
         real.mkdir()
         SqliteDatabase.open(str(real / "b.db")).close()
@@ -212,7 +205,7 @@ def test_a_strangers_folder_on_the_way_to_the_database(folder: Path, planted: st
         if planted == "link to a folder":
             (folder / "shop").symlink_to("mallorys")
 
-    def open_it() -> None:
+    def open_it():
         if planted == "link behind the user's own link":
             (folder / "shop").symlink_to(folder / "mallorys")
         with pytest.raises(StoreUnavailable, match=r"another user.*folder that every user can write to"):
@@ -223,10 +216,10 @@ def test_a_strangers_folder_on_the_way_to_the_database(folder: Path, planted: st
 
 
 @as_root
-def test_a_users_own_folder_and_link_where_everybody_may_write(folder: Path) -> None:
+def test_a_users_own_folder_and_link_where_everybody_may_write(folder):
     folder.chmod(0o1777)
 
-    def use_it() -> None:
+    def use_it():
         (folder / "own").mkdir()
         (folder / "link").symlink_to("own/../own")
         use(folder / "link" / "b.db")
@@ -236,10 +229,10 @@ def test_a_users_own_folder_and_link_where_everybody_may_write(folder: Path) -> 
 
 @as_root
 @pytest.mark.parametrize(("mode", "left"), [(0o644, "0o600"), (0o664, "0o660")])
-def test_who_may_only_read_the_database_locks_nothing(folder: Path, mode: int, left: str) -> None:
+def test_who_may_only_read_the_database_locks_nothing(folder, mode, left):
     """SQLite's own locks as well: a lock for reading of ``-shm`` would stop all writers."""
 
-    def make() -> None:
+    def make():
         (folder / "b.db").touch()
         (folder / "b.db").chmod(mode)
         database = SqliteDatabase.open(str(folder / "b.db"))
@@ -252,7 +245,7 @@ def test_who_may_only_read_the_database_locks_nothing(folder: Path, mode: int, l
     as_user(ALICE, make)
 
 
-def test_a_mode_that_changes_cancels_no_lock(folder: Path) -> None:
+def test_a_mode_that_changes_cancels_no_lock(folder):
     """To close a file that was opened would; the database is open in this process."""
     path = folder / "b.db"
     path.touch(0o600)
@@ -262,7 +255,7 @@ def test_a_mode_that_changes_cancels_no_lock(folder: Path) -> None:
         Access.of(str(path)).share_database(str(path))
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
-        def lock() -> None:
+        def lock():
             with path.open("r+b") as other, pytest.raises(BlockingIOError):
                 fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -270,16 +263,14 @@ def test_a_mode_that_changes_cancels_no_lock(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["b.db", "b.db-wal"])
-def test_a_link_that_comes_between_two_looks_is_not_followed(
-    folder: Path, victim: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_comes_between_two_looks_is_not_followed(folder, victim, name, monkeypatch):
     path = folder / "b.db"
     for each in (path, folder / name):
         each.touch()
         each.chmod(0o664)
     access, check = Access.of(str(path)), Access.check
 
-    def swap(self: Access, status: os.stat_result, kind: int, at: str) -> None:
+    def swap(self, status, kind, at):
         check(self, status, kind, at)
         if at == str(folder / name) and not (folder / name).is_symlink():
             (folder / name).unlink()
@@ -292,7 +283,7 @@ def test_a_link_that_comes_between_two_looks_is_not_followed(
 
 
 @as_root
-def test_a_strangers_link_is_not_followed_by_root(folder: Path, victim: Path) -> None:
+def test_a_strangers_link_is_not_followed_by_root(folder, victim):
     folder.chmod(0o1777)
     as_user(MALLORY, lambda: (folder / "b.db-lock").symlink_to(victim))
     refused(folder, "b.db-lock")
@@ -300,7 +291,7 @@ def test_a_strangers_link_is_not_followed_by_root(folder: Path, victim: Path) ->
     assert victim.read_bytes() == SECRET
 
 
-def test_files_that_let_everybody_in_are_closed(folder: Path) -> None:
+def test_files_that_let_everybody_in_are_closed(folder):
     for name in ("b.db-gate", "b.db-lock"):
         (folder / name).touch()
         (folder / name).chmod(0o666)
@@ -314,7 +305,7 @@ def test_files_that_let_everybody_in_are_closed(folder: Path) -> None:
 # Sharing with a group
 
 
-def open_to_team(path: Path) -> None:
+def open_to_team(path):
     os.chown(path, -1, TEAM)
     path.chmod(0o660)
 
@@ -322,7 +313,7 @@ def open_to_team(path: Path) -> None:
 @as_root
 @pytest.mark.parametrize("setgid", [True, False], ids=["setgid folder", "plain folder"])
 @pytest.mark.parametrize("supplementary", [True, False], ids=["supplementary group", "primary group"])
-def test_sharing_with_a_group(folder: Path, setgid: bool, supplementary: bool) -> None:
+def test_sharing_with_a_group(folder, setgid, supplementary):
     """As SECURITY.md says: open the file to the group; what lies beside follows."""
     shared, path = folder / "shared", folder / "shared" / "b.db"
     shared.mkdir()
@@ -330,7 +321,7 @@ def test_sharing_with_a_group(folder: Path, setgid: bool, supplementary: bool) -
     shared.chmod(0o2770 if setgid else 0o770)
     who = {"groups": (TEAM,)} if supplementary else {"group": TEAM}
 
-    def first() -> None:
+    def first():
         use(path)
         open_to_team(path)
         use(path)  # what lies beside was made for alice alone
@@ -345,11 +336,11 @@ def test_sharing_with_a_group(folder: Path, setgid: bool, supplementary: bool) -
 
 @as_root
 @pytest.mark.parametrize("supplementary", [True, False])
-def test_two_users_of_a_group_at_the_same_time(folder: Path, supplementary: bool) -> None:
+def test_two_users_of_a_group_at_the_same_time(folder, supplementary):
     """Bob comes first, so SQLite's log is his; alice owns the database."""
     path = folder / "b.db"
 
-    def too_early() -> None:
+    def too_early():
         with pytest.raises(StoreUnavailable, match=rf"open to a group.*{path}-(bells|gate).*once as its owner"):
             SqliteDatabase.open(str(path))
 
@@ -360,14 +351,14 @@ def test_two_users_of_a_group_at_the_same_time(folder: Path, supplementary: bool
     as_user(BOB, too_early, **who)  # type: ignore[arg-type]
     as_user(ALICE, lambda: SqliteDatabase.open(str(path)).close(), **who)  # type: ignore[arg-type]
 
-    def bob() -> None:
+    def bob():
         database = SqliteDatabase.open(str(path))
         _, fired = arm(database, b"bell")
         opened.set()
         assert fired.wait(TIMEOUT_S)
         database.close()
 
-    def alice() -> None:
+    def alice():
         assert opened.wait(TIMEOUT_S)
         database = SqliteDatabase.open(str(path))
         commit(database, lambda tr: tr.set_versionstamped_value(b"bell"))
@@ -375,9 +366,9 @@ def test_two_users_of_a_group_at_the_same_time(folder: Path, supplementary: bool
         database.close()
 
     opened = multiprocessing.get_context("fork").Event()
-    failures: list[BaseException] = []
+    failures = []
 
-    def run(user: int, work: Callable[[], None]) -> None:
+    def run(user, work):
         try:
             as_user(user, work, **who)  # type: ignore[arg-type]
         except BaseException as error:
@@ -402,12 +393,12 @@ HOLDER = """
 
 @as_root
 @pytest.mark.parametrize("name", ["b.db", "b.db-gate", "b.db-lock", "b.db-bells", "b.db-wal", "b.db-shm"])
-def test_the_error_names_the_file_that_is_in_the_way(folder: Path, name: str) -> None:
+def test_the_error_names_the_file_that_is_in_the_way(folder, name):
     """Left at 0600 by root, or by an older version: never blame the database for it."""
     path = folder / "b.db"
     os.chown(folder, BOB, BOB)
 
-    def bob() -> None:
+    def bob():
         with pytest.raises(StoreUnavailable, match=rf"path: {folder}/{name}.*another user") as caught:
             SqliteDatabase.open(str(path), timeout_s=1)
         assert f"path: {path})" not in str(caught.value) or name == "b.db"
@@ -422,7 +413,7 @@ def test_the_error_names_the_file_that_is_in_the_way(folder: Path, name: str) ->
 
 
 @as_root
-def test_what_root_makes_belongs_to_the_owner_of_the_database(folder: Path) -> None:
+def test_what_root_makes_belongs_to_the_owner_of_the_database(folder):
     path = folder / "b.db"
     os.chown(folder, ALICE, ALICE)
     as_user(ALICE, lambda: SqliteDatabase.open(str(path)).close())
@@ -434,12 +425,12 @@ def test_what_root_makes_belongs_to_the_owner_of_the_database(folder: Path) -> N
 
 
 @as_root
-def test_what_root_made_by_mistake_is_handed_over_as_the_error_says(folder: Path) -> None:
+def test_what_root_made_by_mistake_is_handed_over_as_the_error_says(folder):
     path = folder / "b.db"
     os.chown(folder, ALICE, ALICE)
     use(path)
 
-    def alice() -> None:
+    def alice():
         with pytest.raises(StoreUnavailable, match=rf"`chown USER {path}`.* Then root .* opens the store once"):
             use(path)
         (told,) = [each.fix for each in doctor.check_file(SqliteLocation(path, "n")) if each.level == "fail"]

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -13,17 +9,17 @@ from kombu_fdb.process import duty_cycle
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def apart(monkeypatch):
     """Each connection stands for a process of its own, so the test's own process speaks for none that is silent."""
     monkeypatch.setattr(duty_cycle, "see", lambda _pid: ("", 0.0))
 
 
 @pytest.fixture
-def connect(url: str) -> Iterator[Callable[..., Connection]]:
+def connect(url):
     """Opens connections that are closed after the test."""
-    opened: list[Connection] = []
+    opened = []
 
-    def connect(**options: Any) -> Connection:
+    def connect(**options):
         connection = Connection(url, transport_options={"session_ttl": 5.0, "sweep_interval": 0.5, **options})
         opened.append(connection)
         return connection
@@ -34,12 +30,12 @@ def connect(url: str) -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.fixture
-def app(url: str) -> Iterator[Celery]:
+def app(url):
     app = Celery(broker=url, backend="cache+memory://", set_as_current=False, control="celery_fdb.control:Control")
     app.conf.task_default_queue = "q"
 
     @app.task(name="send", shared=False)
-    def send(*args: Any) -> Any:
+    def send(*args):
         return args
 
     yield app
@@ -47,20 +43,20 @@ def app(url: str) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def connection(connect: Callable[..., Connection]) -> Connection:
+def connection(connect):
     return connect()
 
 
 @pytest.fixture
-def channel(connection: Connection) -> Any:
+def channel(connection):
     return connection.default_channel
 
 
 @pytest.fixture
-def drain() -> Callable[[Connection, list[Any], int], list[Any]]:
+def drain():
     """Drain until so many messages were received; then assert that no other comes along."""
 
-    def drain(connection: Connection, received: list[Any], number: int) -> list[Any]:
+    def drain(connection, received, number):
         deadline = time.monotonic() + DEADLINE_S
         while len(received) < number:
             connection.drain_events(timeout=max(0.01, deadline - time.monotonic()))

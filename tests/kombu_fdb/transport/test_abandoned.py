@@ -3,14 +3,11 @@
 RabbitMQ returns the messages of a connection when its socket is gone, so also when its object was collected.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -23,10 +20,8 @@ from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
-from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process import session_threads
-from kombu_fdb.process.client import Client
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport import unacked
@@ -39,12 +34,12 @@ SOON_S = 0.2
 
 
 @pytest.fixture
-def url(any_store: str) -> str:
+def url(any_store):
     return any_store
 
 
 @pytest.fixture(autouse=True)
-def frozen_heap() -> Iterator[None]:
+def frozen_heap():
     """Whole collections of what a long test run has left take seconds, in which no other thread runs.
 
     The receiver's thread then wakes late, and is in the middle of a turn, which holds the connection, at each of them.
@@ -56,41 +51,40 @@ def frozen_heap() -> Iterator[None]:
 
 
 @pytest.fixture
-def watcher(connect: Any) -> Connection:
+def watcher(connect):
     """Another process, in all but the pid: a session of its own."""
-    connection: Connection = connect(ack_delay_ms=2.5)
+    connection = connect(ack_delay_ms=2.5)
     connection.connect()
     return connection
 
 
 @pytest.fixture
-def engine(watcher: Connection) -> Engine:
-    found: Engine = watcher.default_channel.engine
-    return found
+def engine(watcher):
+    return watcher.default_channel.engine
 
 
 @pytest.fixture
-def abandoned(url: str) -> Callable[..., Connection]:
+def abandoned(url):
     """A connection that no fixture closes."""
     return lambda **options: Connection(url, transport_options={"session_ttl": 60.0, "sweep_interval": 0.5, **options})
 
 
-def open_files() -> int:
+def open_files():
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def collect() -> None:
+def collect():
     """A cycle may hang on another one's finalizer."""
     for _ in range(3):
         gc.collect()
 
 
-def placed(engine: Engine, queue: str = "q") -> tuple[int, int]:
+def placed(engine, queue="q"):
     counts = engine.inspect.counts(queue)
     return counts.ready, counts.leased
 
 
-def everything(connection: Connection, queue: str = "q") -> list[tuple[Any, bool]]:
+def everything(connection, queue="q"):
     """Payload of each message that is ready, and whether it counts as redelivered."""
     found = []
     while (message := connection.default_channel.basic_get(queue)) is not None:
@@ -99,12 +93,12 @@ def everything(connection: Connection, queue: str = "q") -> list[tuple[Any, bool
     return found
 
 
-def away(verb: Callable[..., Any], times: int) -> Mock:
+def away(verb, times):
     """The verb of a store that does not answer its first calls."""
     return Mock(wraps=verb, side_effect=chain([StoreUnavailable] * times, repeat(DEFAULT)))
 
 
-def let_the_receiver_turn(connection: Connection) -> None:
+def let_the_receiver_turn(connection):
     """It carries out cancels between two claims, and the thread that cancels waits for it."""
     connection.default_channel.queue_declare("other")
     connection.default_channel.basic_cancel(connection.default_channel.basic_consume("other", False, print))
@@ -115,16 +109,14 @@ class TestAnAttempt:
 
     @pytest.mark.parametrize("way", ["closed", "collected", "exit"])
     @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-    def test_that_fails_counts(
-        self, abandoned: Any, watcher: Connection, engine: Engine, way: str, error: type[BaseException], until: Any
-    ) -> None:
+    def test_that_fails_counts(self, abandoned, watcher, engine, way, error, until):
         fill(watcher, 3)
 
-        def consume() -> None:
+        def consume():
             """Two are held, of which the second one has failed; the third one has not been handed out."""
             connection, seen = abandoned(), list[Any]()
 
-            def work(message: Any) -> None:
+            def work(message):
                 seen.append(message)
                 if len(seen) == 2:
                     raise error
@@ -145,7 +137,7 @@ class TestAnAttempt:
         assert [message.delivery_info["redelivered"] for message in deliveries] == [True, True, False]
         assert [message.headers.get("x-delivery-count") for message in deliveries] == [None, 1, None]
 
-    def test_that_always_fails_ends(self, connect: Any, watcher: Connection, engine: Engine) -> None:
+    def test_that_always_fails_ends(self, connect, watcher, engine):
         queue = Queue("q", queue_arguments={"x-delivery-limit": 2})
         queue(watcher.default_channel).declare()
         fill(watcher, 1)
@@ -158,7 +150,7 @@ class TestAnAttempt:
 
 
 class TestBeforeTheFirstDrain:
-    def test_nothing_is_claimed(self, connection: Connection, watcher: Connection, engine: Engine) -> None:
+    def test_nothing_is_claimed(self, connection, watcher, engine):
         fill(watcher, 10)
         with connection.Consumer([Queue("q")], on_message=print):
             let_the_receiver_turn(connection)
@@ -166,15 +158,15 @@ class TestBeforeTheFirstDrain:
             assert placed(engine) == (10, 0)
             assert [payload for payload, _ in everything(watcher)] == list(range(10))
 
-    def test_the_first_drain_finds_all(self, connection: Connection, watcher: Connection) -> None:
+    def test_the_first_drain_finds_all(self, connection, watcher):
         fill(watcher, 10)
-        received: list[Any] = []
+        received = []
         with connection.Consumer([Queue("q")], on_message=received.append):
             let_the_receiver_turn(connection)
             drain_all(connection)
         assert [message.payload for message in received] == list(range(10))
 
-    def test_an_event_loop_counts(self, connection: Connection, engine: Engine, until: Any) -> None:
+    def test_an_event_loop_counts(self, connection, engine, until):
         fill(connection, 10)
         hub = Hub()
         connection.register_with_event_loop(hub)
@@ -183,11 +175,9 @@ class TestBeforeTheFirstDrain:
             connection.transport._leave_loop()
         hub.close()
 
-    def test_a_single_active_consumer_is_active_from_its_first_drain(
-        self, connection: Connection, watcher: Connection
-    ) -> None:
+    def test_a_single_active_consumer_is_active_from_its_first_drain(self, connection, watcher):
         queue = Queue("q", queue_arguments={"x-single-active-consumer": True})
-        received: list[Any] = []
+        received = []
         with connection.Consumer([queue], on_message=print):
             let_the_receiver_turn(connection)
             fill(watcher, 3)
@@ -197,12 +187,10 @@ class TestBeforeTheFirstDrain:
 
 
 class TestCollected:
-    def test_its_messages_go_back_in_order_and_uncounted(
-        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
-    ) -> None:
+    def test_its_messages_go_back_in_order_and_uncounted(self, abandoned, watcher, engine, until):
         fill(watcher, 10)
 
-        def forget() -> None:
+        def forget():
             connection, held = abandoned(), []
             connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=10).consume()
             connection.drain_events(timeout=DEADLINE_S)
@@ -213,11 +201,11 @@ class TestCollected:
         assert everything(watcher) == [(0, True), *((number, False) for number in range(1, 10))]
 
     @pytest.mark.parametrize("drained", [False, True], ids=["not drained", "drained"])
-    def test_nothing_refers_to_it(self, abandoned: Any, watcher: Connection, until: Any, drained: bool) -> None:
+    def test_nothing_refers_to_it(self, abandoned, watcher, until, drained):
         fill(watcher, 10)
 
-        def forget() -> list[weakref.ref[Any]]:
-            connection: Connection = abandoned()
+        def forget():
+            connection = abandoned()
             # With a time to run, and as a queue with one active consumer: these have timers and tags of their own.
             arguments = {"x-consumer-timeout": 3_600_000, "x-single-active-consumer": True}
             queues = [Queue("q", queue_arguments=arguments), Queue("empty")]
@@ -234,12 +222,10 @@ class TestCollected:
         collect()
         until(lambda: collect() is None and [each() for each in references] == [None] * 4)
 
-    def test_its_messages_in_the_programs_hands_keep_it(
-        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
-    ) -> None:
+    def test_its_messages_in_the_programs_hands_keep_it(self, abandoned, watcher, engine, until):
         fill(watcher, 1)
 
-        def forget() -> Any:
+        def forget():
             return abandoned().default_channel.basic_get("q")
 
         message = forget()
@@ -247,11 +233,11 @@ class TestCollected:
         message.ack()
         assert placed(engine) == (0, 0)
 
-    def test_its_consumers_end(self, abandoned: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+    def test_its_consumers_end(self, abandoned, watcher, engine, until):
         single = Queue("single", queue_arguments={"x-single-active-consumer": True})
         fill(watcher, 3, "single")
 
-        def forget() -> None:
+        def forget():
             connection = abandoned()
             queues = [Queue("passing", auto_delete=True), Queue("own", exclusive=True), single]
             connection.Consumer(queues, on_message=lambda _: None).consume()
@@ -265,20 +251,18 @@ class TestCollected:
                 collect() is None and engine.inspect.queue("passing") is None and engine.inspect.queue("own") is None
             )
         )
-        received: list[Any] = []
+        received = []
         with watcher.Consumer([single], on_message=received.append):
             until(lambda: watcher.drain_events(timeout=DEADLINE_S) or len(received) == 3)
         assert [message.payload for message in received] == [0, 1, 2]
 
-    def test_its_consumer_whose_end_was_interrupted_ends(
-        self, abandoned: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_its_consumer_whose_end_was_interrupted_ends(self, abandoned, engine, until, monkeypatch):
         """And no turn of the receiver has ended it yet."""
         keeper = abandoned()
         keeper.default_channel.client.session()  # the same one, which goes on
         monkeypatch.setattr(fetcher.Fetcher, "carry_out_cancels", lambda _: None)
 
-        def forget() -> None:
+        def forget():
             connection = abandoned()
             connection.Consumer([Queue("q")], on_message=print).consume()
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -288,9 +272,7 @@ class TestCollected:
         forget()
         until(lambda: collect() is None and engine.inspect.consumer_count("q") == 0)
 
-    def test_fifty_leave_nothing_behind(
-        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_fifty_leave_nothing_behind(self, abandoned, watcher, engine, until, monkeypatch):
         fill(watcher, 200)
         with watcher.Consumer([Queue("warm")]):  # what the first consumer of a store opens, and keeps
             drain_all(watcher)
@@ -300,7 +282,7 @@ class TestCollected:
         collect()
         threads, files = set(threading.enumerate()), open_files()
 
-        def forget() -> None:
+        def forget():
             connection = abandoned()
             connection.Consumer([Queue("q")], on_message=lambda _: None, prefetch_count=4).consume()
             connection.drain_events(timeout=DEADLINE_S)
@@ -322,15 +304,12 @@ class TestCollected:
         until(lambda: client._session is None)
 
     @pytest.mark.parametrize("store", ["answers", "is away for a while"])
-    def test_one_that_only_published_closes_the_store(
-        self, abandoned: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch, store: str
-    ) -> None:
-        def forget() -> Client:
+    def test_one_that_only_published_closes_the_store(self, abandoned, engine, until, monkeypatch, store):
+        def forget():
             connection = abandoned()
             connection.default_channel.queue_declare("own", exclusive=True)
             fill(connection, 1)
-            found: Client = connection.transport.store
-            return found
+            return connection.transport.store
 
         client = forget()
         if store != "answers":
@@ -341,9 +320,7 @@ class TestCollected:
         assert placed(engine) == (1, 0)
         until(lambda: not any(thread.name == "kombu-fdb-deferred" for thread in threading.enumerate()))
 
-    def test_in_a_forked_child_nothing_happens(
-        self, request: Any, url: str, abandoned: Any, watcher: Connection, engine: Engine, until: Any
-    ) -> None:
+    def test_in_a_forked_child_nothing_happens(self, request, url, abandoned, watcher, engine, until):
         if url.startswith("fdb+memory"):
             pytest.skip("a store in memory belongs to one process")
         fill(watcher, 3)
@@ -362,9 +339,7 @@ class TestCollected:
 
 
 class TestUndrained:
-    def test_what_waits_goes_back_and_no_more_is_claimed(
-        self, connect: Any, watcher: Connection, engine: Engine, until: Any
-    ) -> None:
+    def test_what_waits_goes_back_and_no_more_is_claimed(self, connect, watcher, engine, until):
         connection, held = connect(undrained_timeout=SOON_S), []
         fill(watcher, 10)
         with connection.Consumer([Queue("q")], on_message=held.append):
@@ -379,7 +354,7 @@ class TestUndrained:
             held.pop().ack()
             until(lambda: placed(engine) == (0, 0))
 
-    def test_goes_on_with_the_next_drain(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+    def test_goes_on_with_the_next_drain(self, connect, watcher, engine, until):
         connection, held = connect(undrained_timeout=SOON_S), []
         fill(watcher, 10)
         with connection.Consumer([Queue("q")], on_message=held.append):
@@ -390,28 +365,26 @@ class TestUndrained:
             assert [message.payload for message in held] == list(range(10))
             assert not any(message.delivery_info["redelivered"] for message in held)
 
-    def test_a_sleeping_receiver_asks_the_store_for_nothing(
-        self, connect: Any, watcher: Connection, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_sleeping_receiver_asks_the_store_for_nothing(self, connect, watcher, engine, until, monkeypatch):
         connection = connect(undrained_timeout=SOON_S, poll_interval=0.01)
         with connection.Consumer([Queue("q")], on_message=print):
             drain_all(connection)
             receiver = connection.transport.receiver
             until(lambda: not receiver.fetcher.attended and receiver.fetcher.asleep)
-            turns: list[None] = []
+            turns = []
             monkeypatch.setattr(receiver, "turn", lambda turn=receiver.turn: turns.append(None) or turn())
             fill(watcher, 1)  # rings no bell of its
             let_the_receiver_turn(watcher)
             assert len(turns) <= 1
 
-    def test_an_event_loop_that_is_blocked(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+    def test_an_event_loop_that_is_blocked(self, connect, watcher, engine, until):
         """Celery's solo pool: a task of an hour runs inside the loop."""
         connection, hub = connect(undrained_timeout=SOON_S), Hub()
         fill(watcher, 10)
-        seen: list[Any] = []
-        elsewhere: list[Any] = []
+        seen = []
+        elsewhere = []
 
-        def on_message(message: Any) -> None:
+        def on_message(message):
             if not seen:
                 until(lambda: placed(engine) == (9, 1))
                 elsewhere.extend(everything(watcher)[:9])
@@ -429,14 +402,12 @@ class TestUndrained:
         assert seen == [0, 10, 11, 12]
         assert connection.default_channel.client.lost_acks == 0
 
-    def test_a_callback_that_works_for_an_hour(
-        self, connect: Any, watcher: Connection, engine: Engine, until: Any
-    ) -> None:
+    def test_a_callback_that_works_for_an_hour(self, connect, watcher, engine, until):
         connection = connect(undrained_timeout=SOON_S)
         fill(watcher, 5)
-        seen: list[Any] = []
+        seen = []
 
-        def on_message(message: Any) -> None:
+        def on_message(message):
             if not seen:
                 until(lambda: placed(engine) == (4, 1))
             seen.append(message.payload)
@@ -447,7 +418,7 @@ class TestUndrained:
         assert seen == [0, 1, 2, 3, 4]
         until(lambda: placed(engine) == (0, 0))
 
-    def test_what_no_longer_fits_goes_back(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+    def test_what_no_longer_fits_goes_back(self, connect, watcher, engine, until):
         """One consumer's messages that can't be handed out do not stay, however busily the connection is drained."""
         connection, held = connect(undrained_timeout=SOON_S), []
         fill(watcher, 8)
@@ -457,7 +428,7 @@ class TestUndrained:
             consumer.qos(prefetch_count=1)
             until(lambda: drain_all(connection) is None and placed(engine) == (7, 1))
 
-    def test_one_active_consumer_gives_way(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
+    def test_one_active_consumer_gives_way(self, connect, watcher, engine, until):
         queue = Queue("q", queue_arguments={"x-single-active-consumer": True})
         connection, received = connect(undrained_timeout=SOON_S), []
         fill(watcher, 3)
@@ -467,9 +438,7 @@ class TestUndrained:
                 until(lambda: watcher.drain_events(timeout=DEADLINE_S) or len(received) == 2)
         assert [message.payload for message in received] == [1, 2]
 
-    def test_one_active_consumer_keeps_its_place_while_it_works(
-        self, connect: Any, watcher: Connection, engine: Engine, until: Any
-    ) -> None:
+    def test_one_active_consumer_keeps_its_place_while_it_works(self, connect, watcher, engine, until):
         """The order of the queue depends on it."""
         queue = Queue("q", queue_arguments={"x-single-active-consumer": True})
         connection, held = connect(undrained_timeout=SOON_S), []
@@ -482,9 +451,7 @@ class TestUndrained:
                 watcher.drain_events(timeout=0)
             held.pop().ack()
 
-    def test_an_outage_meanwhile(
-        self, connect: Any, watcher: Connection, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_outage_meanwhile(self, connect, watcher, engine, until, monkeypatch):
         connection, held = connect(undrained_timeout=SOON_S), []
         fill(watcher, 5)
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=5):
@@ -500,13 +467,13 @@ class TestUndrained:
 class TestInterrupted:
     """An exception between the inbox and the callback: from a signal handler, a soft time limit, a greenlet's end."""
 
-    def test_at_any_line_of_a_drain(self, connect: Any, engine: Engine, until: Any) -> None:
+    def test_at_any_line_of_a_drain(self, connect, engine, until):
         connection = connect(delivery_limit=None)  # the same messages come back at each line
         modules = (connection_module, receiver, dispatch_module, unacked, channel_module)
         files = {str(each.__file__) for each in modules}
-        received: list[Any] = []
+        received = []
         fill(connection, 3)
-        places: list[str] = []
+        places = []
         with connection.Consumer([Queue("q")], on_message=received.append, prefetch_count=3):
             until(lambda: drain_all(connection) is None and len(received) == 3)
             for line in range(1, 1000):
@@ -525,10 +492,10 @@ class TestInterrupted:
 
 
 class TestTwoThreads:
-    def test_closing_ends_a_drain(self, connection: Connection, until: Any) -> None:
-        raised: list[BaseException] = []
+    def test_closing_ends_a_drain(self, connection, until):
+        raised = []
 
-        def wait() -> None:
+        def wait():
             try:
                 connection.transport.drain_events(connection.transport)
             except BaseException as error:
@@ -544,11 +511,11 @@ class TestTwoThreads:
         assert not thread.is_alive()
         assert isinstance(raised[0], connection.connection_errors)
 
-    def test_each_message_is_handed_out_once(self, connection: Connection, until: Any) -> None:
+    def test_each_message_is_handed_out_once(self, connection, until):
         fill(connection, 400)
-        received: list[Any] = []
+        received = []
 
-        def work() -> None:
+        def work():
             while len(received) < 400:
                 with contextlib.suppress(TimeoutError):
                     connection.drain_events(timeout=0.05)
@@ -565,11 +532,11 @@ class TestTwoThreads:
                 thread.join(60)
         assert sorted(received) == list(range(400))
 
-    def test_the_channel_is_closed_in_a_callback(self, connection: Connection, engine: Engine, until: Any) -> None:
+    def test_the_channel_is_closed_in_a_callback(self, connection, engine, until):
         fill(connection, 10)
         channel = connection.channel()
 
-        def on_message(_: Any) -> None:
+        def on_message(_):
             channel.close()
 
         channel.basic_consume("q", False, on_message)
@@ -579,20 +546,18 @@ class TestTwoThreads:
 
 
 class TestPrograms:
-    def test_a_consumer_mixin_that_is_dropped(
-        self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
-    ) -> None:
+    def test_a_consumer_mixin_that_is_dropped(self, abandoned, watcher, engine, until):
         fill(watcher, 10)
 
         class Worker(ConsumerMixin):  # type: ignore[misc] # kombu has no types
-            def __init__(self) -> None:
+            def __init__(self):
                 self.connection = abandoned()
-                self.received: list[Any] = []
+                self.received = []
 
-            def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
+            def get_consumers(self, consumer, channel):
                 return [consumer([Queue("q")], on_message=self.received.append)]
 
-        def forget() -> None:
+        def forget():
             worker = Worker()
             events = worker.consume(limit=None)
             while not worker.received:
@@ -607,8 +572,8 @@ class TestEndedMeanwhile:
     """A connection that ends while another connection keeps the process's session."""
 
     def test_an_exclusive_queue_ends_where_the_store_does_not_answer_the_close(
-        self, watcher: Connection, connect: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, watcher, connect, engine, until, monkeypatch
+    ):
         connection = connect(ack_delay_ms=2.5)
         connection.default_channel.queue_declare("own", exclusive=True)
         queues = connection.transport.engine.queues
@@ -619,14 +584,12 @@ class TestEndedMeanwhile:
         until(lambda: engine.inspect.queue("own") is None)
 
     @pytest.mark.parametrize("end", ["close", "collect"])
-    def test_an_exclusive_queue_ends_that_is_being_declared(
-        self, watcher: Connection, connect: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch, end: str
-    ) -> None:
+    def test_an_exclusive_queue_ends_that_is_being_declared(self, watcher, connect, engine, until, monkeypatch, end):
         connection = connect(ack_delay_ms=2.5)
         channel, queues = connection.channel(), connection.transport.engine.queues
         declare = queues.declare
 
-        def declare_late(*args: Any, **kwargs: Any) -> Any:
+        def declare_late(*args, **kwargs):
             getattr(connection, end)()  # as another thread does
             return declare(*args, **kwargs)
 
@@ -636,8 +599,8 @@ class TestEndedMeanwhile:
         until(lambda: engine.inspect.queue("own") is None)
 
     def test_the_consumer_of_a_channel_that_was_closed_meanwhile_ends_with_the_connection(
-        self, watcher: Connection, connect: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, watcher, connect, engine, until, monkeypatch
+    ):
         connection = connect(ack_delay_ms=2.5)
         channel = connection.channel()
         channel.queue_declare("passing", auto_delete=True)

@@ -1,9 +1,6 @@
 """Everything that RabbitMQ knows of a queue, an exchange, a consumer or a message is honoured, harmless or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from amqp.exceptions import NotFound, PreconditionFailed
@@ -38,7 +35,7 @@ RABBITMQ = {
 }
 
 
-def test_queue_arguments(channel: Any) -> None:
+def test_queue_arguments(channel):
     for argument, (value, what_of_it) in RABBITMQ.items():
         queue = f"with {argument}"
         if what_of_it == "refused":
@@ -51,7 +48,7 @@ def test_queue_arguments(channel: Any) -> None:
             assert (argument in ARGUMENT_KINDS) or what_of_it == "harmless", argument
 
 
-def test_a_stream_is_refused(channel: Any) -> None:
+def test_a_stream_is_refused(channel):
     with pytest.raises(PreconditionFailed, match="classic or quorum"):
         channel.queue_declare("q", arguments={"x-queue-type": "stream"})
 
@@ -67,7 +64,7 @@ def test_a_stream_is_refused(channel: Any) -> None:
         ({"arguments": None, "exclusive": False}, None),
     ],
 )
-def test_what_a_consumer_asks_for(channel: Any, options: dict[str, Any], fix: str | None) -> None:
+def test_what_a_consumer_asks_for(channel, options, fix):
     channel.queue_declare("q")
     if fix is None:
         assert channel.basic_consume("q", False, print, **options)
@@ -84,28 +81,26 @@ def test_what_a_consumer_asks_for(channel: Any, options: dict[str, Any], fix: st
         ({}, {"immediate": True}, PreconditionFailed, "an expiration"),
     ],
 )
-def test_what_a_publisher_asks_for(
-    channel: Any, headers: dict[str, Any], options: dict[str, Any], error: type[Exception], fix: str
-) -> None:
+def test_what_a_publisher_asks_for(channel, headers, options, error, fix):
     message = channel.prepare_message("x", content_type="text/plain", content_encoding="utf-8", headers=headers)
     with pytest.raises(error, match=fix):
         channel.basic_publish(message, "", "q", **options)
     assert not channel.engine.inspect.exists("q")
 
 
-def test_a_header_cc_that_is_no_list_is_the_applications(channel: Any) -> None:
+def test_a_header_cc_that_is_no_list_is_the_applications(channel):
     message = channel.prepare_message("x", content_type="t/p", content_encoding="utf-8", headers={"CC": "me@home"})
     channel.basic_publish(message, "", "q")
     assert channel.basic_get("q").headers == {"CC": "me@home"}
 
 
-def test_a_prefetch_in_bytes_is_refused(channel: Any) -> None:
+def test_a_prefetch_in_bytes_is_refused(channel):
     with pytest.raises(PreconditionFailed, match="prefetch_count"):
         channel.basic_qos(prefetch_size=1000, prefetch_count=1)
 
 
 class TestAlternateExchange:
-    def test_what_reaches_no_queue_goes_there(self, channel: Any) -> None:
+    def test_what_reaches_no_queue_goes_there(self, channel):
         channel.exchange_declare("rest", "fanout")
         channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
         for queue, exchange in (("q", "ex"), ("unrouted", "rest")):
@@ -117,8 +112,8 @@ class TestAlternateExchange:
         assert [message.body for message in found] == [b"key", b"nobody's"]
         assert found[1].delivery_info["exchange"] == "ex", "as in RabbitMQ"
 
-    def test_a_message_that_went_there_is_not_returned(self, channel: Any) -> None:
-        returned: list[Any] = []
+    def test_a_message_that_went_there_is_not_returned(self, channel):
+        returned = []
         channel.events["basic_return"].add(lambda *each: returned.append(each))
         channel.exchange_declare("rest", "fanout")
         channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
@@ -129,7 +124,7 @@ class TestAlternateExchange:
         channel.basic_publish("x", "ex", "key", mandatory=True)
         assert len(returned) == 1
 
-    def test_it_is_a_part_of_the_declaration(self, channel: Any) -> None:
+    def test_it_is_a_part_of_the_declaration(self, channel):
         channel.exchange_declare("ex", "direct")
         with pytest.raises(PreconditionFailed, match="alternate: rest"):
             channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
@@ -151,7 +146,7 @@ class TestGone:
         ],
         ids=["consume", "get", "purge", "bind", "passive"],
     )
-    def test_what_needs_it_is_refused(self, channel: Any, verb: Any) -> None:
+    def test_what_needs_it_is_refused(self, channel, verb):
         channel.queue_declare("q")
         verb(channel)
         for tag in list(channel._subscriptions):
@@ -162,16 +157,16 @@ class TestGone:
         channel.basic_publish("x", "", "q")
         verb(channel)  # a message to its name has made it
 
-    def test_the_queue_of_its_dead_letters_needs_no_declaration(self, channel: Any) -> None:
+    def test_the_queue_of_its_dead_letters_needs_no_declaration(self, channel):
         assert channel.basic_get("q.dead") is None
         assert channel.queue_purge("q.dead") == 0
 
-    def test_what_ends_it_is_not(self, channel: Any) -> None:
+    def test_what_ends_it_is_not(self, channel):
         channel.queue_unbind("q", "amq.direct", "key")
         assert channel.queue_delete("q") == 0
 
 
-def test_a_passive_declaration_counts_consumers(connection: Any) -> None:
+def test_a_passive_declaration_counts_consumers(connection):
     channel, other = connection.default_channel, connection.channel()
     channel.queue_declare("q", exclusive=True)
     tags = [each.basic_consume("q", False, print) for each in (channel, other)]

@@ -1,13 +1,9 @@
 """A store that can't be used, as a Celery or kombu user meets it: the right class of error, and the fix in its text."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from celery import Celery
 from kit.disks import small_disk
-from kombu import Connection, Message, Queue
+from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import ClientUnusable, FormatError
@@ -18,11 +14,11 @@ ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"fdb+sqlite:///{tmp_path}/broker.db"
 
 
-def written_by_a_newer_version(url: str) -> None:
+def written_by_a_newer_version(url):
     with Connection(url) as connection:
         key = connection.default_channel.engine.keys.format
     database = SqliteDatabase.open(url.removeprefix("fdb+sqlite://"))
@@ -32,7 +28,7 @@ def written_by_a_newer_version(url: str) -> None:
     database.close()
 
 
-def test_a_store_written_by_a_newer_version(url: str) -> None:
+def test_a_store_written_by_a_newer_version(url):
     written_by_a_newer_version(url)
     with Connection(url) as connection:
         with pytest.raises(FormatError, match="Upgrade celery-fdb"):
@@ -40,7 +36,7 @@ def test_a_store_written_by_a_newer_version(url: str) -> None:
         assert issubclass(FormatError, connection.channel_errors), "not to be retried: waiting does not help"
 
 
-def test_delay_on_it(url: str) -> None:
+def test_delay_on_it(url):
     written_by_a_newer_version(url)
     app = Celery("bad", broker=url)
     with pytest.raises(FormatError, match="Upgrade celery-fdb"):
@@ -55,9 +51,7 @@ def test_delay_on_it(url: str) -> None:
         ("broker.db", {"sesion_ttl": 5}, ValueError, "session_ttl"),
     ],
 )
-def test_a_wrong_setting(
-    tmp_path: Path, name: str, options: dict[str, int], error: type[Exception], advice: str
-) -> None:
+def test_a_wrong_setting(tmp_path, name, options, error, advice):
     notes = tmp_path / "notes.txt"
     notes.write_text("not a database, " * 100)
     app = Celery("bad", broker=f"fdb+sqlite:///{tmp_path}/{name}")
@@ -67,7 +61,7 @@ def test_a_wrong_setting(
     assert notes.read_text().startswith("not a database")
 
 
-def test_a_cluster_that_does_not_answer() -> None:
+def test_a_cluster_that_does_not_answer():
     """Within the deadline. A machine without FoundationDB's client says how to get it, as trying again is no use."""
     app = Celery("bad", broker="fdb://test:test@127.0.0.1:9")
     app.conf.broker_connection_timeout = 1
@@ -77,14 +71,14 @@ def test_a_cluster_that_does_not_answer() -> None:
         assert "Install the package foundationdb-clients" in str(raised.value)
 
 
-def test_a_full_disk_loses_nothing_and_work_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_and_work_goes_on(tmp_path):
     """Publishing is refused; what was confirmed is consumed, and when there is space again publishing works."""
     with small_disk(tmp_path / "disk", 24) as disk:
         publish_and_consume(f"fdb+sqlite:///{disk}/broker.db", disk / "ballast")
 
 
-def publish_and_consume(url: str, ballast: Path) -> None:
-    confirmed: list[int] = []
+def publish_and_consume(url, ballast):
+    confirmed = []
     with Connection(url) as connection, Connection(url) as consuming:
         producer = connection.Producer()
         queue = Queue("q")(connection.default_channel)
@@ -96,9 +90,9 @@ def publish_and_consume(url: str, ballast: Path) -> None:
                 confirmed.append(number)
         ballast.unlink()
         producer.publish({"number": -1}, routing_key="q")
-        seen: list[int] = []
+        seen = []
 
-        def on_message(message: Message) -> None:
+        def on_message(message):
             seen.append(message.payload["number"])
             message.ack()
 

@@ -1,10 +1,7 @@
 """``Producer.batch()`` (research/interfaces.md A8)."""
 
-from __future__ import annotations
-
 from functools import partial
 from threading import Thread
-from typing import Any
 
 import pytest
 from amqp.exceptions import PreconditionFailed
@@ -27,7 +24,7 @@ KEEPERS = ["producer", "channel"] if KOMBU_HAS_BATCHES else ["channel"]
 
 
 @pytest.fixture(autouse=True, params=KEEPERS)
-def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def batches(request, monkeypatch):
     """Who keeps them: kombu's producer, since 5.7, or our channel for an older kombu."""
     if request.param == "channel":
         monkeypatch.delattr(Producer, "batch", raising=False)
@@ -36,15 +33,15 @@ def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def producer(connection: Connection) -> Producer:
+def producer(connection):
     return connection.Producer(auto_declare=False)
 
 
-def size(producer: Producer, queue: str = "q") -> int:
+def size(producer, queue="q"):
     return int(producer.channel._size(queue))
 
 
-def test_supported(producer: Producer, batches: str) -> None:
+def test_supported(producer, batches):
     if batches == "channel":
         assert isinstance(producer.channel, BatchKeepingChannel)
         return
@@ -53,7 +50,7 @@ def test_supported(producer: Producer, batches: str) -> None:
     assert producer.supports_batch_publish
 
 
-def test_all_at_once_at_the_end(producer: Producer) -> None:
+def test_all_at_once_at_the_end(producer):
     with batched(producer):
         for number in range(10):
             producer.publish(number, routing_key="q")
@@ -62,7 +59,7 @@ def test_all_at_once_at_the_end(producer: Producer) -> None:
     assert [producer.channel.basic_get("q").payload for _ in range(10)] == list(range(10))
 
 
-def test_one_transaction(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_transaction(producer, monkeypatch):
     calls = []
     engine = producer.channel.engine
     publish = engine.publisher.publish
@@ -75,7 +72,7 @@ def test_one_transaction(producer: Producer, monkeypatch: pytest.MonkeyPatch) ->
     assert calls == [100]
 
 
-def test_max_size_counts_copies(connection: Connection, producer: Producer) -> None:
+def test_max_size_counts_copies(connection, producer):
     exchange = Exchange("f", "fanout")
     for name in ("a", "b"):
         Queue(name, exchange)(connection.default_channel).declare()
@@ -87,7 +84,7 @@ def test_max_size_counts_copies(connection: Connection, producer: Producer) -> N
         assert size(producer, "a") == 4
 
 
-def test_flush(producer: Producer) -> None:
+def test_flush(producer):
     with batched(producer) as batch:
         producer.publish(1, routing_key="q")
         batch.flush()
@@ -95,7 +92,7 @@ def test_flush(producer: Producer) -> None:
         batch.flush()
 
 
-def test_nested_contexts_share_the_outermost(producer: Producer) -> None:
+def test_nested_contexts_share_the_outermost(producer):
     with batched(producer):
         with batched(producer, max_size=1):
             producer.publish(1, routing_key="q")
@@ -103,7 +100,7 @@ def test_nested_contexts_share_the_outermost(producer: Producer) -> None:
     assert size(producer) == 1
 
 
-def test_exception_discards(producer: Producer) -> None:
+def test_exception_discards(producer):
     with pytest.raises(ZeroDivisionError), batched(producer):
         producer.publish(1, routing_key="q")
         raise ZeroDivisionError
@@ -112,7 +109,7 @@ def test_exception_discards(producer: Producer) -> None:
     assert size(producer) == 1
 
 
-def test_an_exception_in_a_nested_context_discards_all(producer: Producer) -> None:
+def test_an_exception_in_a_nested_context_discards_all(producer):
     with batched(producer):
         producer.publish(1, routing_key="q")
         with pytest.raises(ZeroDivisionError), batched(producer):
@@ -122,7 +119,7 @@ def test_an_exception_in_a_nested_context_discards_all(producer: Producer) -> No
     assert size(producer) == 0
 
 
-def test_other_threads_publish_at_once(producer: Producer) -> None:
+def test_other_threads_publish_at_once(producer):
     with batched(producer):
         other = Thread(target=lambda: producer.publish(1, routing_key="q"))
         other.start()
@@ -130,11 +127,11 @@ def test_other_threads_publish_at_once(producer: Producer) -> None:
         assert size(producer) == 1
 
 
-def test_a_batch_that_a_thread_left_open_is_no_later_threads(producer: Producer) -> None:
+def test_a_batch_that_a_thread_left_open_is_no_later_threads(producer):
     """A later thread may have the number of one that has ended: its messages were never stored."""
     left = batched(producer)
 
-    def publish() -> None:
+    def publish():
         producer.publish(1, routing_key="q")
 
     for act in (left.__enter__, *[publish] * 20):
@@ -144,10 +141,10 @@ def test_a_batch_that_a_thread_left_open_is_no_later_threads(producer: Producer)
     assert size(producer) == 20
 
 
-def test_a_kind_of_batch_is_its_threads(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_of_batch_is_its_threads(producer, monkeypatch):
     monkeypatch.setattr(batch_module, "split_batch", partial(split_batch, most=(2, BATCH_BYTES)))
 
-    def publish(number: int) -> None:
+    def publish(number):
         with batched(producer):
             for each in range(number):
                 producer.publish(each, routing_key="q")
@@ -161,7 +158,7 @@ def test_a_kind_of_batch_is_its_threads(producer: Producer, monkeypatch: pytest.
     assert size(producer) == 7
 
 
-def test_a_batch_of_another_kind_does_not_take_the_messages(producer: Producer) -> None:
+def test_a_batch_of_another_kind_does_not_take_the_messages(producer):
     """They were part of the outer one: stored though a transaction was dropped, or in several, though atomic."""
     for is_begun in (False, True):
         with batched(producer):
@@ -174,7 +171,7 @@ def test_a_batch_of_another_kind_does_not_take_the_messages(producer: Producer) 
     assert [producer.channel.basic_get("q").payload for _ in range(size(producer))] == [3, 1, 3]
 
 
-def test_a_kind_of_batch_is_its_producers(connection: Connection, producer: Producer, batches: str) -> None:
+def test_a_kind_of_batch_is_its_producers(connection, producer, batches):
     """A channel's other producers made batches of the same kind, and ended it before this one had made its own."""
     if batches == "channel":
         pytest.skip("before kombu 5.7 a batch takes what all producers of its channel publish")
@@ -194,8 +191,8 @@ def test_a_kind_of_batch_is_its_producers(connection: Connection, producer: Prod
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_vanished_exchange_is_declared_with_the_next_message(producer: Producer, when: str) -> None:
-    def publish() -> None:
+def test_a_vanished_exchange_is_declared_with_the_next_message(producer, when):
+    def publish():
         queue, policy = Queue("q", Exchange("e"), "k"), {"max_retries": 1}
         producer.publish(1, "k", exchange="e", declare=[queue], retry=True, retry_policy=policy)
 
@@ -211,7 +208,7 @@ def test_a_vanished_exchange_is_declared_with_the_next_message(producer: Produce
     assert size(producer) == 2
 
 
-def test_what_reaches_no_queue_goes_where_it_is_said(connect: Any) -> None:
+def test_what_reaches_no_queue_goes_where_it_is_said(connect):
     connection = connect(deadletter_queue="lost")
     connection.default_channel.exchange_declare("e", "direct")
     producer = connection.Producer(auto_declare=False)
@@ -220,7 +217,7 @@ def test_what_reaches_no_queue_goes_where_it_is_said(connect: Any) -> None:
     assert size(producer, "lost") == 1
 
 
-def test_a_broker_without_batches_publishes_at_once(batches: str) -> None:
+def test_a_broker_without_batches_publishes_at_once(batches):
     with Connection("memory://") as connection:
         channel = connection.default_channel
         Queue("q")(channel).declare()
@@ -231,7 +228,7 @@ def test_a_broker_without_batches_publishes_at_once(batches: str) -> None:
             assert batch is None or batches == "producer"
 
 
-def test_an_exchange_that_vanishes_before_the_flush_is_declared_again(producer: Producer) -> None:
+def test_an_exchange_that_vanishes_before_the_flush_is_declared_again(producer):
     queue = Queue("q", Exchange("e"), "k")
     with pytest.raises(BatchPublishError), batched(producer):
         producer.publish(1, exchange="e", routing_key="k", declare=[queue])
@@ -240,14 +237,14 @@ def test_an_exchange_that_vanishes_before_the_flush_is_declared_again(producer: 
     assert size(producer) == 1
 
 
-def test_large_batches(producer: Producer) -> None:
+def test_large_batches(producer):
     with batched(producer, max_size=100):
         for _ in range(20):
             producer.publish("x" * 1_000_000, routing_key="q")
     assert size(producer) == 20
 
 
-def test_too_large_a_message_spoils_nothing(connect: Any) -> None:
+def test_too_large_a_message_spoils_nothing(connect):
     producer = connect(max_message_size=5000).Producer(auto_declare=False)
     with batched(producer):
         producer.publish(1, routing_key="q")
@@ -257,10 +254,10 @@ def test_too_large_a_message_spoils_nothing(connect: Any) -> None:
     assert size(producer) == 2
 
 
-def test_failure_is_uncertain_and_final(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_uncertain_and_final(producer, monkeypatch):
     engine = producer.channel.engine
 
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_, **__):
         raise CommitUnknown(in_flight=True)
 
     with pytest.raises(BatchPublishError), batched(producer) as batch:
@@ -274,7 +271,7 @@ def test_failure_is_uncertain_and_final(producer: Producer, monkeypatch: pytest.
     assert size(producer) == 0
 
 
-def test_unroutable(connection: Connection) -> None:
+def test_unroutable(connection):
     returned = []
     connection.default_channel.exchange_declare("e", "direct")
     producer = connection.Producer(auto_declare=False, on_return=lambda *arguments: returned.append(arguments))

@@ -19,8 +19,6 @@ A9 DelaySeconds, x-delay, eta                               TestDelay
 =========================================================== ===============================================
 """
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -29,7 +27,7 @@ from unittest.mock import Mock
 
 import pytest
 from amqp.exceptions import ChannelError, NotFound, PreconditionFailed
-from kombu import Connection, Exchange, Producer, Queue
+from kombu import Exchange, Producer, Queue
 from kombu.transport.virtual.base import UndeliverableWarning
 
 from kombu_fdb.errors import OptionError, QueueError
@@ -39,25 +37,25 @@ from kombu_fdb.transport.envelope import now_ms
 
 
 class TestDeclare:
-    def test_passive_queue(self, channel: Any) -> None:
+    def test_passive_queue(self, channel):
         with pytest.raises(NotFound) as caught:
             channel.queue_declare("q", passive=True)
         assert caught.value.code == 404
         channel.queue_declare("q")
         assert channel.queue_declare("q", passive=True).message_count == 0
 
-    def test_passive_exchange(self, channel: Any) -> None:
+    def test_passive_exchange(self, channel):
         with pytest.raises(NotFound):
             channel.exchange_declare("e", passive=True)
         channel.exchange_declare("e", "topic")
         channel.exchange_declare("e", passive=True)
         channel.exchange_declare("amq.topic", passive=True)
 
-    def test_passive_declare_is_not_retried(self, connection: Connection) -> None:
+    def test_passive_declare_is_not_retried(self, connection):
         """404 must not count as recoverable, or ``ensure`` repeats it."""
         calls = []
 
-        def declare(channel: Any) -> None:
+        def declare(channel):
             calls.append(1)
             channel.queue_declare("q", passive=True)
 
@@ -65,7 +63,7 @@ class TestDeclare:
             connection.autoretry(declare, max_retries=3)()
         assert calls == [1]
 
-    def test_exchange_of_another_type(self, connection: Connection, channel: Any) -> None:
+    def test_exchange_of_another_type(self, connection, channel):
         channel.exchange_declare("e", "topic")
         channel.exchange_declare("e", "topic")
         with pytest.raises(PreconditionFailed) as caught:
@@ -73,26 +71,26 @@ class TestDeclare:
         assert isinstance(caught.value, connection.channel_errors)
         assert not isinstance(caught.value, connection.connection_errors)
 
-    def test_exchange_type_of_the_delay_plugin(self, channel: Any) -> None:
+    def test_exchange_type_of_the_delay_plugin(self, channel):
         channel.exchange_declare("e", "x-delayed-message", arguments={"x-delayed-type": "topic"})
         assert channel.engine.inspect.exchange("e").type == "topic"
 
-    def test_a_queues_name_has_amqps_longest_length(self, channel: Any) -> None:
+    def test_a_queues_name_has_amqps_longest_length(self, channel):
         channel.queue_declare("q" * 255)
         with pytest.raises(PreconditionFailed, match="name is too long"):
             channel.queue_declare("q" * 256)
         assert channel.engine.inspect.queue("q" * 256) is None
 
-    def test_unknown_exchange_type(self, channel: Any) -> None:
+    def test_unknown_exchange_type(self, channel):
         with pytest.raises(PreconditionFailed):
             channel.exchange_declare("e", "headers")
 
-    def test_redeclare_updates(self, channel: Any) -> None:
+    def test_redeclare_updates(self, channel):
         channel.queue_declare("q", arguments={"x-message-ttl": 1000})
         channel.queue_declare("q", arguments={"x-message-ttl": 2000})
         assert channel.engine.inspect.queue("q").arguments == {"x-message-ttl": 2000}
 
-    def test_queue_options_become_arguments(self, channel: Any) -> None:
+    def test_queue_options_become_arguments(self, channel):
         Queue("q", expires=10, message_ttl=5, max_length=7, max_priority=9)(channel).declare()
         assert channel.engine.inspect.queue("q").arguments == {
             "x-expires": 10_000,
@@ -101,12 +99,12 @@ class TestDeclare:
             "x-max-priority": 9,
         }
 
-    def test_generated_name(self, channel: Any) -> None:
+    def test_generated_name(self, channel):
         declared = channel.queue_declare()
         assert declared.queue.startswith("amq.gen-")
         assert channel.queue_declare(declared.queue, passive=True)
 
-    def test_size_counts_ready_messages(self, channel: Any) -> None:
+    def test_size_counts_ready_messages(self, channel):
         producer = Producer(channel)
         producer.publish(1, routing_key="q")
         producer.publish(2, routing_key="q")
@@ -117,36 +115,36 @@ class TestDeclare:
 
 
 class TestDelete:
-    def test_by_another_connection_and_undeclared(self, channel: Any, connect: Any) -> None:
+    def test_by_another_connection_and_undeclared(self, channel, connect):
         Producer(channel).publish(1, routing_key="q")
         assert connect().default_channel.queue_delete("q") == 1
         with pytest.raises(NotFound):
             channel.queue_declare("q", passive=True)
 
-    def test_with_its_bindings(self, channel: Any) -> None:
+    def test_with_its_bindings(self, channel):
         Queue("q", Exchange("e", "fanout"))(channel).declare()
         channel.queue_delete("q")
         assert list(channel.list_bindings()) == []
 
-    def test_if_empty(self, channel: Any) -> None:
+    def test_if_empty(self, channel):
         Producer(channel).publish(1, routing_key="q")
         with pytest.raises(PreconditionFailed):
             channel.queue_delete("q", if_empty=True)
         assert channel.queue_purge("q") == 1
         channel.queue_delete("q", if_empty=True)
 
-    def test_if_unused(self, connection: Connection, channel: Any) -> None:
+    def test_if_unused(self, connection, channel):
         channel.queue_declare("q")
         with connection.Consumer([Queue("q")]), pytest.raises(PreconditionFailed):
             channel.queue_delete("q", if_unused=True)
         channel.queue_delete("q", if_unused=True)
 
-    def test_reply_queue(self, channel: Any) -> None:
+    def test_reply_queue(self, channel):
         channel.queue_declare("q")
         channel.after_reply_message_received("q")
         assert not channel._has_queue("q")
 
-    def test_exchange(self, channel: Any) -> None:
+    def test_exchange(self, channel):
         Queue("q", Exchange("e", "fanout"))(channel).declare()
         with pytest.raises(PreconditionFailed):
             channel.exchange_delete("e", if_unused=True)
@@ -155,7 +153,7 @@ class TestDelete:
         with pytest.raises(NotFound):
             channel.exchange_declare("e", passive=True)
 
-    def test_a_retry_declares_a_vanished_exchange_again(self, channel: Any) -> None:
+    def test_a_retry_declares_a_vanished_exchange_again(self, channel):
         """All workers of a namespace died when its rows were cleared: RabbitMQ's live on without their vhost's."""
         queue = Queue("q", Exchange("e"), "k")
         producer = Producer(channel.connection.client)
@@ -173,7 +171,7 @@ class TestDelete:
         with pytest.raises(NotFound, match="no such exchange"):  # it is not declared with the message
             producer.publish("lost", exchange="e", routing_key="k", retry=True, retry_policy=policy)
 
-    def test_a_vanished_exchange_is_amqps_error_after_the_last_retry(self, channel: Any) -> None:
+    def test_a_vanished_exchange_is_amqps_error_after_the_last_retry(self, channel):
         """Kombu makes an error of its own of what is recoverable, if it can."""
         channel.exchange_declare("e")
         channel.exchange_delete("e")
@@ -181,7 +179,7 @@ class TestDelete:
             Producer(channel).publish(1, exchange="e", retry=True, retry_policy={"max_retries": 0})
 
     @pytest.mark.parametrize("exchange", ["e", "typo"])
-    def test_a_retry_without_a_limit_ends_where_no_declaration_helps(self, channel: Any, exchange: str) -> None:
+    def test_a_retry_without_a_limit_ends_where_no_declaration_helps(self, channel, exchange):
         """Kombu repeats at once what is recoverable: Celery's ``max_retries: None`` was a loop without an end."""
         entities = [Queue("q", Exchange("e"), "k")]
         Producer(channel.connection.client).publish(0, declare=entities)
@@ -198,17 +196,15 @@ class TestDelete:
                 retry_policy=policy,
             )
 
-    def test_each_thread_of_a_connection_declares_a_vanished_exchange_again(
-        self, channel: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_each_thread_of_a_connection_declares_a_vanished_exchange_again(self, channel, monkeypatch):
         client, queue, missed = channel.connection.client, Queue("q", Exchange("e"), "k"), Barrier(2, timeout=10)
         forget = channel.transport.forget_declared
 
-        def forget_together(exchange: str) -> Any:
+        def forget_together(exchange):
             missed.wait()
             return forget(exchange)
 
-        def publish(retry: bool) -> None:
+        def publish(retry):
             policy = {"max_retries": 1}
             Producer(client).publish(1, "k", exchange="e", declare=[queue], retry=retry, retry_policy=policy)
 
@@ -219,15 +215,13 @@ class TestDelete:
             [*threads.map(publish, [True, True])]
         assert channel._size("q") == 3
 
-    def test_a_vanished_exchange_is_named_while_another_thread_closes_the_connection(
-        self, channel: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_vanished_exchange_is_named_while_another_thread_closes_the_connection(self, channel, monkeypatch):
         channel.exchange_declare("e")
         channel.exchange_delete("e")
         publisher, client = channel.engine.publisher, channel.connection.client
         publish = publisher.publish
 
-        def publish_and_close(*args: Any, **kwargs: Any) -> Any:
+        def publish_and_close(*args, **kwargs):
             try:
                 return publish(*args, **kwargs)
             finally:
@@ -237,7 +231,7 @@ class TestDelete:
         with pytest.raises(NotFound, match="no such exchange"):
             channel.basic_publish("lost", "e", "k")
 
-    def test_purge_leaves_what_is_held(self, channel: Any) -> None:
+    def test_purge_leaves_what_is_held(self, channel):
         for number in range(3):
             Producer(channel).publish(number, routing_key="q")
         held = channel.basic_get("q")
@@ -247,19 +241,19 @@ class TestDelete:
 
 
 class TestBind:
-    def test_exchange_declared_by_another_connection(self, connect: Any, channel: Any) -> None:
+    def test_exchange_declared_by_another_connection(self, connect, channel):
         connect().default_channel.exchange_declare("e", "topic")
         channel.queue_declare("q")
         channel.queue_bind("q", "e", "a.#")
         assert channel.typeof("e").type == "topic"
         assert channel.get_table("e") == [("a.#", "", "q")]
 
-    def test_unknown_exchange(self, channel: Any) -> None:
+    def test_unknown_exchange(self, channel):
         channel.queue_declare("q")
         with pytest.raises(NotFound):
             channel.queue_bind("q", "nowhere", "k")
 
-    def test_unbind_is_seen_by_others(self, connect: Any, channel: Any) -> None:
+    def test_unbind_is_seen_by_others(self, connect, channel):
         exchange = Exchange("e", "direct")
         queue = Queue("q", exchange, routing_key="k")(channel)
         queue.declare()
@@ -269,7 +263,7 @@ class TestBind:
         producer.publish(2, exchange="e", routing_key="k")
         assert channel._size("q") == 1
 
-    def test_rebound_after_another_process_deleted_the_queue(self, connect: Any, channel: Any) -> None:
+    def test_rebound_after_another_process_deleted_the_queue(self, connect, channel):
         queue = Queue("q", Exchange("e", "direct"), routing_key="k")
         queue(channel).declare()
         connect().default_channel.queue_delete("q")
@@ -277,7 +271,7 @@ class TestBind:
         Producer(channel).publish(1, exchange="e", routing_key="k")
         assert channel._size("q") == 1
 
-    def test_manager_lists_bindings(self, connection: Connection, channel: Any) -> None:
+    def test_manager_lists_bindings(self, connection, channel):
         Queue("q", Exchange("e", "direct"), routing_key="k")(channel).declare()
         manager = connection.get_manager()
         assert manager.get_bindings() == [{"destination": "q", "source": "e", "routing_key": "k"}]
@@ -285,21 +279,21 @@ class TestBind:
 
 
 class TestPublish:
-    def test_undeclared_queue(self, channel: Any) -> None:
+    def test_undeclared_queue(self, channel):
         Producer(channel).publish(1, routing_key="never-declared")
         assert channel.basic_get("never-declared").payload == 1
 
-    def test_unknown_exchange(self, connection: Connection) -> None:
+    def test_unknown_exchange(self, connection):
         with pytest.raises(NotFound) as caught:
             connection.Producer(auto_declare=False).publish(1, exchange="nowhere", routing_key="k")
         assert isinstance(caught.value, connection.channel_errors)
 
-    def test_unroutable_is_dropped(self, channel: Any) -> None:
+    def test_unroutable_is_dropped(self, channel):
         channel.exchange_declare("e", "direct")
         Producer(channel).publish(1, exchange="e", routing_key="k")
         assert channel.engine.inspect.queues() == {}
 
-    def test_unroutable_is_returned(self, connection: Connection) -> None:
+    def test_unroutable_is_returned(self, connection):
         returned = []
         connection.default_channel.exchange_declare("e", "direct")
         producer = connection.Producer(on_return=lambda *arguments: returned.append(arguments))
@@ -308,14 +302,14 @@ class TestPublish:
         assert (type(error), error.reply_code, error.method_name) == (ChannelError, 312, "Basic.return")  # as py-amqp's
         assert (exchange, routing_key, message.payload) == ("e", "k", {"a": 1})
 
-    def test_unroutable_goes_to_the_deadletter_queue(self, connect: Any) -> None:
+    def test_unroutable_goes_to_the_deadletter_queue(self, connect):
         connection = connect(deadletter_queue="lost")
         connection.default_channel.exchange_declare("e", "topic")
         with pytest.warns(UndeliverableWarning):
             connection.Producer().publish(1, exchange="e", routing_key="k")
         assert connection.default_channel.basic_get("lost").payload == 1
 
-    def test_too_large(self, connect: Any) -> None:
+    def test_too_large(self, connect):
         assert Options().max_message_size == 8 * 2**20
         with pytest.raises(OptionError, match="max_message_size"):
             Options(max_message_size=9_000_001)
@@ -325,11 +319,11 @@ class TestPublish:
         assert isinstance(caught.value, connection.channel_errors)
         assert connection.default_channel.engine.inspect.queues() == {}
 
-    def test_text_as_the_command_line_sends_it(self, channel: Any) -> None:
+    def test_text_as_the_command_line_sends_it(self, channel):
         channel.basic_publish("hello", exchange="", routing_key="q")
         assert channel.basic_get("q").body == b"hello"
 
-    def test_delivery_info(self, channel: Any) -> None:
+    def test_delivery_info(self, channel):
         Queue("q", Exchange("e", "topic"), routing_key="a.*")(channel).declare()
         Producer(channel).publish(1, exchange="e", routing_key="a.b", correlation_id="c", reply_to="r", priority=4)
         message = channel.basic_get("q")
@@ -341,9 +335,7 @@ class TestPublish:
         ("given", "timeout_s"),
         [({}, None), ({"timeout": 3}, 3), ({"confirm_timeout": 4}, 4), ({"timeout": 3, "confirm_timeout": 4}, 4)],
     )
-    def test_timeouts(
-        self, channel: Any, monkeypatch: pytest.MonkeyPatch, given: dict[str, float], timeout_s: float | None
-    ) -> None:
+    def test_timeouts(self, channel, monkeypatch, given, timeout_s):
         """As py-amqp waits for a confirm."""
         publisher, seen = channel.engine.publisher, list[Any]()
         publish = publisher.publish
@@ -356,18 +348,18 @@ class TestPublish:
 
 
 class TestGet:
-    def test_empty(self, channel: Any) -> None:
+    def test_empty(self, channel):
         channel.queue_declare("q")
         assert channel.basic_get("q") is None
 
-    def test_no_ack_leaves_no_lease(self, channel: Any) -> None:
+    def test_no_ack_leaves_no_lease(self, channel):
         Producer(channel).publish(1, routing_key="q")
         message = channel.basic_get("q", no_ack=True)
         assert message.payload == 1
         assert channel.engine.inspect.counts("q").leased == 0
         assert len(channel.qos) == 0
 
-    def test_malformed(self, channel: Any) -> None:
+    def test_malformed(self, channel):
         channel.engine.publisher.publish([Publication("", "q", b"nonsense")])
         Producer(channel).publish(1, routing_key="q")
         assert channel.basic_get("q").payload == 1
@@ -375,14 +367,14 @@ class TestGet:
 
 
 class TestDelay:
-    def test_is_reckoned_from_one_moment(self, channel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_reckoned_from_one_moment(self, channel, monkeypatch):
         """However long it takes until the message is stored."""
         monkeypatch.setattr("kombu_fdb.transport.channel.now_ms", lambda: now_ms() - 3_600_000)
         Producer(channel).publish(1, routing_key="q", headers={"x-delay": 1})
         assert channel.engine.inspect.counts("q").delayed == 1
 
-    def test_arrives_when_due_and_not_before(self, connection: Connection, drain: Any) -> None:
-        received: list[float] = []
+    def test_arrives_when_due_and_not_before(self, connection, drain):
+        received = []
         started = time.time()
         connection.Producer().publish(1, routing_key="q", headers={"x-delay": 300})
         with connection.Consumer(
@@ -393,16 +385,14 @@ class TestDelay:
 
 
 class TestVanishing:
-    def test_exclusive_ends_with_its_connection(self, connect: Any, channel: Any) -> None:
+    def test_exclusive_ends_with_its_connection(self, connect, channel):
         connection = connect()
         Queue("q", exclusive=True)(connection.default_channel).declare()
         assert channel._has_queue("q")
         connection.close()
         assert not channel._has_queue("q")
 
-    def test_exclusive_ends_with_its_process_though_that_only_publishes(
-        self, connect: Any, connection: Connection, channel: Any
-    ) -> None:
+    def test_exclusive_ends_with_its_process_though_that_only_publishes(self, connect, connection, channel):
         """As on RabbitMQ, where the server sees the connection end. Here a session does, and it is swept."""
         theirs = connect().default_channel
         Queue("q", exclusive=True)(theirs).declare()
@@ -416,7 +406,7 @@ class TestVanishing:
         channel.engine.queues.finish_deletion("q")  # as the duties do
         assert channel.engine.inspect.counts("q").ready == 0
 
-    def test_exclusive_is_declared_by_a_process_that_was_taken_for_dead(self, connect: Any, channel: Any) -> None:
+    def test_exclusive_is_declared_by_a_process_that_was_taken_for_dead(self, connect, channel):
         """It does not know yet, and opens another session, which owns the queue."""
         connection = connect()
         theirs = connection.default_channel
@@ -432,9 +422,7 @@ class TestVanishing:
         assert not channel._has_queue("q")
 
     @pytest.mark.parametrize("auto_delete", [False, True])
-    def test_only_auto_delete_ends_an_exclusive_queue_with_its_last_consumer(
-        self, connect: Any, channel: Any, auto_delete: bool
-    ) -> None:
+    def test_only_auto_delete_ends_an_exclusive_queue_with_its_last_consumer(self, connect, channel, auto_delete):
         """Else it is its connection's. Each of kombu's queues that is exclusive is auto-delete, too."""
         with connect() as connection:
             connection.default_channel.queue_declare("q", exclusive=True, auto_delete=auto_delete)
@@ -443,7 +431,7 @@ class TestVanishing:
             assert channel._has_queue("q") is not auto_delete
         assert not channel._has_queue("q")
 
-    def test_an_exclusive_queue_without_consumers_is_unused(self, connect: Any, channel: Any) -> None:
+    def test_an_exclusive_queue_without_consumers_is_unused(self, connect, channel):
         """The entry that stands for its connection is no consumer: neither of a deletion nor of ``x-expires``."""
         theirs = connect().default_channel
         queue = Queue("q", exclusive=True, expires=0.1)(theirs)
@@ -452,7 +440,7 @@ class TestVanishing:
         queue.delete(if_unused=True)
         assert not channel._has_queue("q")
 
-    def test_a_refused_declaration_owns_nothing(self, connect: Any, connection: Connection, channel: Any) -> None:
+    def test_a_refused_declaration_owns_nothing(self, connect, connection, channel):
         Queue("q", auto_delete=True)(channel).declare()
         other = connect()
         with pytest.raises(PreconditionFailed):
@@ -460,7 +448,7 @@ class TestVanishing:
         other.close()
         assert channel._has_queue("q")
 
-    def test_lives_while_consumed(self, connection: Connection, connect: Any, channel: Any, until: Any) -> None:
+    def test_lives_while_consumed(self, connection, connect, channel, until):
         queue = Queue("q", expires=0.1)
         with connection.Consumer([queue]):
             Queue("unused", expires=1.5)(channel).declare()
@@ -469,7 +457,7 @@ class TestVanishing:
         until(lambda: not channel._has_queue("q"))
 
     @pytest.mark.parametrize("is_empty", [True, False])
-    def test_lives_while_messages_are_got(self, connect: Any, channel: Any, is_empty: bool) -> None:
+    def test_lives_while_messages_are_got(self, connect, channel, is_empty):
         """By whichever connection, whether there is one or not."""
         Queue("q", expires=60)(channel).declare()
         if not is_empty:
@@ -481,7 +469,7 @@ class TestVanishing:
 
 
 @pytest.mark.parametrize("kind", ["topic", "direct"])
-def test_a_binding_key_has_at_most_255_bytes(channel: Any, kind: str) -> None:
+def test_a_binding_key_has_at_most_255_bytes(channel, kind):
     channel.queue_declare("q")
     channel.exchange_declare(f"x-{kind}", kind)
     with pytest.raises(QueueError, match="routing key is too long"):

@@ -1,24 +1,21 @@
 """What kombu's own integration suite (t/integration/common.py) asks of every broker, over our stores."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading
 import time
-from typing import Any
 
 import pytest
-from kombu import Connection, Exchange, Producer, Queue
+from kombu import Exchange, Producer, Queue
 
 
-def publish_all(channel: Any, exchange: Exchange | str, *bodies: Any, **options: Any) -> None:
+def publish_all(channel, exchange, *bodies, **options):
     producer = Producer(channel, auto_declare=False)
     for body in bodies:
         producer.publish(body, exchange=exchange, **options)
 
 
-def bodies_of(channel: Any, *queues: Queue) -> list[Any]:
+def bodies_of(channel, *queues):
     """Take everything."""
     found = []
     for queue in queues:
@@ -28,10 +25,10 @@ def bodies_of(channel: Any, *queues: Queue) -> list[Any]:
 
 
 class TestBasic:
-    def test_publish_consume(self, connection: Connection, drain: Any) -> None:
+    def test_publish_consume(self, connection, drain):
         queue, received = Queue("q"), []
 
-        def callback(body: Any, message: Any) -> None:
+        def callback(body, message):
             received.append((body, message.content_type, message.content_encoding, message.headers))
             message.ack()
 
@@ -55,7 +52,7 @@ class TestBasic:
         ],
         ids=["str", "bytes", "empty", "memoryview", "compressed", "pickle", "large"],
     )
-    def test_bodies(self, connection: Connection, body: Any, options: Any, expected: Any) -> None:
+    def test_bodies(self, connection, body, options, expected):
         connection.Producer().publish(body, routing_key="q", **options)
         message = Queue("q")(connection.default_channel).get(
             accept=["pickle", "json", "application/data", "text/plain"]
@@ -63,7 +60,7 @@ class TestBasic:
         assert message.decode() == expected
         message.ack()
 
-    def test_simple_queue(self, connection: Connection) -> None:
+    def test_simple_queue(self, connection):
         with connection.SimpleQueue("simple") as queue:
             queue.put({"n": 1}, headers={"k": "v"})
             queue.put({"n": 2})
@@ -84,11 +81,11 @@ class TestBasic:
 
 
 class TestExchanges:
-    def test_one_connection_consumes_two_queues_of_a_topic(self, connection: Connection, drain: Any) -> None:
+    def test_one_connection_consumes_two_queues_of_a_topic(self, connection, drain):
         """The base class gives both copies one delivery tag, and loses one of them."""
         exchange = Exchange("t", "topic")
         queues = [Queue(name, exchange, routing_key="#") for name in ("a", "b")]
-        messages: list[Any] = []
+        messages = []
         with connection.Consumer(queues, on_message=messages.append):
             publish_all(connection.default_channel, exchange, 1, routing_key="k")
             drain(connection, messages, 2)
@@ -99,7 +96,7 @@ class TestExchanges:
 
 
 class TestTimeToLive:
-    def test_message_ttl(self, connection: Connection, until: Any) -> None:
+    def test_message_ttl(self, connection, until):
         channel = connection.default_channel
         publish_all(channel, "", "short", routing_key="q", expiration=0.05)
         publish_all(channel, "", "limited", routing_key="q", expiration=0.05, headers={"x-ttr": 60_000})
@@ -109,7 +106,7 @@ class TestTimeToLive:
 
 
 class TestPriority:
-    def test_redis_order(self, connect: Any) -> None:
+    def test_redis_order(self, connect):
         channel = connect(priority_order="redis").default_channel
         for priority in (9, 0, 5):
             publish_all(channel, "", priority, routing_key="q", priority=priority)
@@ -117,10 +114,10 @@ class TestPriority:
 
 
 class TestMessages:
-    def get(self, connection: Connection) -> Any:
+    def get(self, connection):
         return Queue("q")(connection.default_channel).get()
 
-    def test_requeue(self, connection: Connection) -> None:
+    def test_requeue(self, connection):
         for number in (1, 2):
             connection.Producer().publish(number, routing_key="q")
         first = self.get(connection)
@@ -132,7 +129,7 @@ class TestMessages:
         assert again.delivery_tag != first.delivery_tag
         assert again.headers["x-delivery-count"] == 1
 
-    def test_ack_multiple(self, connection: Connection) -> None:
+    def test_ack_multiple(self, connection):
         for number in range(3):
             connection.Producer().publish(number, routing_key="q")
         messages = [self.get(connection) for _ in range(3)]
@@ -147,7 +144,7 @@ class TestMessages:
 
 
 class TestConnections:
-    def test_clone_copy_and_pickle(self, connection: Connection) -> None:
+    def test_clone_copy_and_pickle(self, connection):
         connection.Producer().publish("x", routing_key="q")
         for number, again in enumerate(
             (connection.clone(), copy.copy(connection), pickle.loads(pickle.dumps(connection)))
@@ -158,10 +155,10 @@ class TestConnections:
                 message.ack()
                 again.Producer().publish(number, routing_key="q")
 
-    def test_publish_from_many_threads(self, connection: Connection) -> None:
+    def test_publish_from_many_threads(self, connection):
         channel = connection.default_channel
 
-        def publish(thread: int) -> None:
+        def publish(thread):
             for number in range(20):
                 Producer(channel, auto_declare=False).publish([thread, number], routing_key="q")
 

@@ -15,8 +15,6 @@ A10 URLs, clone, failover, info, masks                      TestUrls
 =========================================================== ===============================================
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
@@ -24,12 +22,9 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -52,11 +47,11 @@ from kombu_fdb.transport.errors import ExchangeVanished
 
 
 @contextmanager
-def outage(connection: Connection) -> Iterator[None]:
+def outage(connection):
     """The store of this connection does not answer."""
     database = connection.default_channel.client.engine_if_open.database
 
-    def begin(**_: Any) -> Any:
+    def begin(**_):
         raise StoreUnavailable("the test switched it off")
 
     database.begin = begin
@@ -67,25 +62,25 @@ def outage(connection: Connection) -> Iterator[None]:
 
 
 class TestEstablish:
-    def test_constructing_opens_nothing(self, url: str, tmp_path: Path) -> None:
+    def test_constructing_opens_nothing(self, url, tmp_path):
         connection = Connection(url)
         assert connection.transport.implements.asynchronous
         assert not connection.connected
         assert connection.transport.driver_version()
         assert not list(tmp_path.iterdir())
 
-    def test_a_publisher_has_no_threads_and_no_session(self, connection: Connection) -> None:
+    def test_a_publisher_has_no_threads_and_no_session(self, connection):
         before = {*threading.enumerate()}  # those of other tests' connections may be about to end
         connection.Producer().publish(1, routing_key="q")
         assert connection.default_channel.client._session is None
         assert not [each.name for each in {*threading.enumerate()} - before if each.name.startswith("kombu-fdb")]
 
-    def test_verify_does_not_ask_the_store(self, connection: Connection) -> None:
+    def test_verify_does_not_ask_the_store(self, connection):
         connection.connect()
         with outage(connection):
             assert connection.connected
 
-    def test_connect_again_after_close(self, connect: Any) -> None:
+    def test_connect_again_after_close(self, connect):
         connection = connect()
         connection.Producer().publish(1, routing_key="q")
         connection.close()
@@ -94,7 +89,7 @@ class TestEstablish:
         again = connect()
         assert again.default_channel._size("q") == 2
 
-    def test_unreachable(self, connection: Connection) -> None:
+    def test_unreachable(self, connection):
         connection.connect()
         with outage(connection):
             started = time.monotonic()
@@ -103,7 +98,7 @@ class TestEstablish:
             assert time.monotonic() - started < 5
 
     @pytest.mark.foundationdb
-    def test_unreachable_cluster(self) -> None:
+    def test_unreachable_cluster(self):
         connection = Connection("fdb://nobody:nothing@127.0.0.1:1", connect_timeout=0.5)
         for _ in range(2):
             started = time.monotonic()
@@ -111,18 +106,18 @@ class TestEstablish:
                 connection.transport.establish_connection()
             assert time.monotonic() - started < 2
 
-    def test_unwritable(self, tmp_path: Path) -> None:
+    def test_unwritable(self, tmp_path):
         connection = Connection(f"fdb+sqlite:///{tmp_path}/no/such/directory/b.db")
         with pytest.raises(connection.connection_errors, match=r"directory.*mkdir -p"):
             connection.connect()
         with pytest.raises(OperationalError):
             connection.ensure_connection(max_retries=1, interval_start=0)
 
-    def test_wrong_option(self, connect: Any) -> None:
+    def test_wrong_option(self, connect):
         with pytest.raises(OptionError, match="session_ttl"):
             connect(sesion_ttl=3).connect()
 
-    def test_close_is_idempotent(self, connection: Connection) -> None:
+    def test_close_is_idempotent(self, connection):
         with connection.Consumer([Queue("q")]):
             pass
         transport = connection.transport
@@ -134,14 +129,14 @@ class TestEstablish:
 
 
 class TestErrors:
-    def test_classes(self) -> None:
+    def test_classes(self):
         assert issubclass(StoreUnavailable, Transport.recoverable_connection_errors)
         assert issubclass(CommitUnknown, Transport.connection_errors)
         assert issubclass(LimitExceeded, Transport.channel_errors)
         assert not issubclass(LimitExceeded, Transport.connection_errors)
         assert Transport.recoverable_channel_errors == (ExchangeVanished,)
 
-    def test_publish_in_an_outage(self, connection: Connection, connect: Any) -> None:
+    def test_publish_in_an_outage(self, connection, connect):
         connect().connect()  # keeps the client open when the other is collected
         producer = connection.Producer()
         producer.publish(1, routing_key="q")
@@ -153,13 +148,13 @@ class TestErrors:
         producer.publish(3, routing_key="q", retry=True)
         assert connection.default_channel._size("q") == 2
 
-    def test_publish_on_a_closed_connection(self, connection: Connection) -> None:
+    def test_publish_on_a_closed_connection(self, connection):
         channel = connection.default_channel
         connection.transport.close_connection(connection.transport)
         with pytest.raises(OperationalError, match="closed"):
             channel.basic_publish("x", routing_key="q")
 
-    def test_a_closed_channel_takes_nothing(self, connection: Connection) -> None:
+    def test_a_closed_channel_takes_nothing(self, connection):
         """It would keep its message, and its consumer, until the process ends."""
         channel, other = connection.channel(), connection.default_channel
         other.basic_publish("x", routing_key="q")
@@ -173,15 +168,13 @@ class TestErrors:
 class TestStoppingWorker:
     @pytest.mark.parametrize("solo", [False, True])
     @pytest.mark.parametrize(("left_s", "pause_s"), [(0.0, 1.5), (4.0, 3.5)], ids=["hangs", "refuses at once"])
-    def test_what_connects_for_ever_ends(
-        self, connection: Connection, monkeypatch: pytest.MonkeyPatch, solo: bool, left_s: float, pause_s: float
-    ) -> None:
+    def test_what_connects_for_ever_ends(self, connection, monkeypatch, solo, left_s, pause_s):
         """Not as long as a task's publish connects by default: a retry that fails is a dead letter."""
         connection.connect()
         transport, client = connection.transport, connection.default_channel.client
         found, now_s = list[type[Exception]](), [1_000.0]
 
-        def connect() -> None:
+        def connect():
             for passed_s in (0.0, pause_s, 1.0):
                 now_s[0] += passed_s
                 try:
@@ -189,7 +182,7 @@ class TestStoppingWorker:
                 except (StoreUnavailable, OperationalError) as error:
                     found.append(type(error))
 
-        def refuse(*_: Any, **__: Any) -> None:
+        def refuse(*_, **__):
             raise StoreUnavailable("the test switched it off")
 
         with monkeypatch.context() as patch:
@@ -210,9 +203,7 @@ class TestStoppingWorker:
         assert found == [StoreUnavailable, StoreUnavailable, OperationalError]
 
     @pytest.mark.parametrize("in_main_thread", [True, False])
-    def test_what_connects_and_is_refused_for_ever_ends(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_main_thread: bool
-    ) -> None:
+    def test_what_connects_and_is_refused_for_ever_ends(self, tmp_path, monkeypatch, in_main_thread):
         """A heartbeat event of a worker, on a file that could be read and not written, held its main thread.
 
         It ends the thread that repeats, and no other: the store may take what that one publishes.
@@ -227,7 +218,7 @@ class TestStoppingWorker:
             with closing(sqlite3.connect(tmp_path / "b.db")) as outsider:
                 outsider.execute("CREATE TRIGGER t BEFORE INSERT ON kv BEGIN SELECT RAISE(ABORT, 'mine'); END")
 
-            def publish() -> None:
+            def publish():
                 producer.publish(2, routing_key="q", retry=True, retry_policy={"errback": errback})
 
             if in_main_thread:
@@ -245,7 +236,7 @@ class TestStoppingWorker:
 class Ticking(ManualClock):
     """What is done between two looks takes a millisecond."""
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         self.advance(0.001)
         return super().monotonic()
 
@@ -258,7 +249,7 @@ class TestRefused:
     """A store that can be opened, and fails what follows, is opened again without a pause by kombu and Celery."""
 
     @pytest.fixture
-    def clock(self, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    def clock(self, connection, monkeypatch):
         connection.connect()
         clock = Ticking()
         monkeypatch.setattr(connection.default_channel.client.patience, "clock", clock)
@@ -268,26 +259,18 @@ class TestRefused:
         ("worker", "task", "expected"),
         [(True, None, range(10, 90)), (True, "one", range(100, 101)), (False, None, range(100, 101))],
     )
-    def test_what_is_published_again_for_ever(
-        self,
-        connection: Connection,
-        clock: ManualClock,
-        monkeypatch: pytest.MonkeyPatch,
-        worker: bool,
-        task: str | None,
-        expected: range,
-    ) -> None:
+    def test_what_is_published_again_for_ever(self, connection, clock, monkeypatch, worker, task, expected):
         """A worker's heartbeat event took a core. In a minute; a program or task that publishes fails at once."""
         become(monkeypatch, worker=worker)
         monkeypatch.setattr("celery._state.get_current_task", lambda: task)
         attempts, until_s = [], clock.monotonic() + 60
 
-        def count(*_: object) -> None:
+        def count(*_):
             attempts.append(clock.monotonic())
             if len(attempts) == 100 or attempts[-1] > until_s:
                 raise Enough
 
-        def refuse(*_: object, **__: object) -> None:
+        def refuse(*_, **__):
             clock.advance(0.001)
             connection.default_channel.client.patience.wasted(0.001)
             raise StoreUnavailable("the test switched it off")
@@ -297,9 +280,7 @@ class TestRefused:
             connection.Producer().publish(1, routing_key="q", retry=True, retry_policy={"errback": count})
         assert len(attempts) in expected
 
-    def test_connections_that_follow_each_other_wait_once(
-        self, connection: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_connections_that_follow_each_other_wait_once(self, connection, clock, monkeypatch):
         """A worker opens several when its store is back; each waited for a second."""
         become(monkeypatch, worker=True)
         connection.default_channel.client.patience.wasted(5.0)
@@ -309,7 +290,7 @@ class TestRefused:
                 another.connect()
         assert 0.9 < clock.monotonic() - began < 1.5
 
-    def test_what_another_thread_fails_to_claim(self, connection: Connection, clock: ManualClock) -> None:
+    def test_what_another_thread_fails_to_claim(self, connection, clock):
         """It counts for the thread that drains, as that one connects again: Celery's did so six times a second."""
         connection.Consumer([Queue("q")], on_message=print).consume()
         transport = connection.transport
@@ -319,7 +300,7 @@ class TestRefused:
         assert connection.default_channel.client.patience.failing_s > 0
 
 
-def become(monkeypatch: pytest.MonkeyPatch, *, worker: bool) -> None:
+def become(monkeypatch, *, worker):
     """A process that has, or has not, loaded Celery's consumer."""
     module = importlib.import_module("celery.worker.consumer")
     if worker:
@@ -329,21 +310,21 @@ def become(monkeypatch: pytest.MonkeyPatch, *, worker: bool) -> None:
 
 
 class TestLostConnection:
-    def consume(self, connection: Connection, held: list[Any], until: Any) -> Any:
+    def consume(self, connection, held, until):
         consumer = connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=4)
         consumer.consume()
         return consumer
 
-    def test_consumer_gets_a_connection_error(self, connection: Connection, until: Any) -> None:
+    def test_consumer_gets_a_connection_error(self, connection, until):
         self.consume(connection, [], until)
         with outage(connection):
             with pytest.raises(connection.connection_errors):
                 connection.drain_events(timeout=60)
             assert not connection.connected
 
-    def test_the_same_consumer_goes_on(self, connection: Connection, connect: Any, until: Any) -> None:
+    def test_the_same_consumer_goes_on(self, connection, connect, until):
         """A program that catches the error and drains again needs not to consume again."""
-        held: list[Any] = []
+        held = []
         self.consume(connection, held, until)
         with outage(connection), pytest.raises(connection.connection_errors):
             connection.drain_events(timeout=60)
@@ -351,10 +332,8 @@ class TestLostConnection:
         connection.drain_events(timeout=60)
         assert len(held) == 1
 
-    def test_what_is_worked_on_is_acked_after_the_reconnect(
-        self, connection: Connection, connect: Any, until: Any
-    ) -> None:
-        held: list[Any] = []
+    def test_what_is_worked_on_is_acked_after_the_reconnect(self, connection, connect, until):
+        held = []
         watcher = connect(ack_delay_ms=2.5)
         for number in range(4):
             watcher.Producer().publish(number, routing_key="q")
@@ -367,7 +346,7 @@ class TestLostConnection:
         # Two were not handed out: back at once. Two are being worked on: still ours.
         until(lambda: engine.inspect.counts("q").leased == 2)
         assert engine.inspect.counts("q").ready == 2
-        again: list[Any] = []
+        again = []
         self.consume(connection, again, until)
         until(lambda: connection.drain_events(timeout=60) or len(again) == 2)
         assert [message.payload for message in again] == [2, 3]
@@ -377,8 +356,8 @@ class TestLostConnection:
         assert engine.inspect.counts("q").ready == 0
         assert connection.default_channel.client.lost_acks == 0
 
-    def test_an_unreferenced_message_goes_back(self, connection: Connection, connect: Any, until: Any) -> None:
-        held: list[Any] = []
+    def test_an_unreferenced_message_goes_back(self, connection, connect, until):
+        held = []
         watcher = connect(ack_delay_ms=2.5)
         for number in range(3):
             watcher.Producer().publish(number, routing_key="q")
@@ -394,8 +373,8 @@ class TestLostConnection:
         kept.ack()
         until(lambda: engine.inspect.counts("q").leased == 0)
 
-    def test_acks_in_an_outage_are_kept(self, connection: Connection, connect: Any, until: Any) -> None:
-        held: list[Any] = []
+    def test_acks_in_an_outage_are_kept(self, connection, connect, until):
+        held = []
         watcher = connect(ack_delay_ms=2.5)
         watcher.Producer().publish(1, routing_key="q")
         engine = watcher.default_channel.engine
@@ -408,18 +387,18 @@ class TestLostConnection:
         until(lambda: engine.inspect.counts("q").leased == 0)
         assert engine.inspect.counts("q").ready == 0
 
-    def test_close_in_an_outage(self, connect: Any, until: Any) -> None:
+    def test_close_in_an_outage(self, connect, until):
         """Nothing raises, nothing stays; the store gets the messages back when it answers, or after the TTL."""
         connection, watcher = connect(), connect(ack_delay_ms=2.5)
         watcher.Producer().publish(1, routing_key="q")
-        held: list[Any] = []
+        held = []
         self.consume(connection, held, until)
         until(lambda: connection.drain_events(timeout=60) or len(held) == 1)
         with outage(connection):
             connection.close()
         until(lambda: watcher.default_channel.engine.inspect.counts("q").ready == 1)
 
-    def test_close_has_one_deadline(self, connect: Any, monkeypatch: pytest.MonkeyPatch, until: Any) -> None:
+    def test_close_has_one_deadline(self, connect, monkeypatch, until):
         """However many channels and consumers there are: after the first call that ran into it, none asks again."""
         timeout_s = 0.5
         connection, held = connect(operation_timeout=timeout_s), []
@@ -433,7 +412,7 @@ class TestLostConnection:
         database = connection.default_channel.client.engine_if_open.database
         hanging = threading.Event()
 
-        def begin(**_: Any) -> Any:
+        def begin(**_):
             hanging.wait(timeout_s)
             raise StoreUnavailable("the test made it hang")
 
@@ -446,12 +425,12 @@ class TestLostConnection:
 
 
 class TestSharing:
-    def test_one_client_for_all(self, connection: Connection, connect: Any) -> None:
+    def test_one_client_for_all(self, connection, connect):
         other = connect()
         assert connection.default_channel.client is other.default_channel.client
         assert connect(ack_delay_ms=2.5).default_channel.client is not other.default_channel.client
 
-    def test_the_session_ends_with_the_last_connection(self, connect: Any, url: str) -> None:
+    def test_the_session_ends_with_the_last_connection(self, connect, url):
         one, other = connect(), connect()
         client = one.default_channel.client
         with one.Consumer([Queue("q")]):
@@ -465,7 +444,7 @@ class TestSharing:
         with connect() as again:
             assert again.default_channel.engine.sessions.beats() == []
 
-    def test_no_thread_stays(self, connect: Any, until: Any) -> None:
+    def test_no_thread_stays(self, connect, until):
         connection = connect()
         connection.connect()
         before = set(threading.enumerate())  # FoundationDB's network thread among them
@@ -476,23 +455,23 @@ class TestSharing:
 
 
 class TestFork:
-    def test_publish_on_inherited_objects(self, connection: Connection) -> None:
+    def test_publish_on_inherited_objects(self, connection):
         producer = connection.Producer(auto_declare=False)
         producer.publish("parent", routing_key="q")
         in_child(lambda: producer.publish("child", routing_key="q"))
         producer.publish("parent", routing_key="q")
         assert connection.default_channel._size("q") == 3
 
-    def test_child_of_a_consumer(self, connection: Connection, until: Any) -> None:
+    def test_child_of_a_consumer(self, connection, until):
         """It consumes for itself; what the parent holds stays the parent's, also when the child closes everything."""
         producer, held = connection.Producer(auto_declare=False), []
         producer.publish("parent", routing_key="q")
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=60)
 
-            def child() -> None:
+            def child():
                 producer.publish("child", routing_key="other")
-                received: list[Any] = []
+                received = []
                 with connection.Consumer([Queue("other")], on_message=received.append):
                     connection.drain_events(timeout=60)
                 assert received[0].payload == "child"
@@ -506,10 +485,10 @@ class TestFork:
             assert engine.inspect.counts("q").ready == 0
             assert engine.inspect.counts("other").leased == engine.inspect.counts("other").ready == 0
 
-    def test_inherited_consumer_is_a_connection_error(self, connection: Connection) -> None:
+    def test_inherited_consumer_is_a_connection_error(self, connection):
         with connection.Consumer([Queue("q")]):
 
-            def child() -> None:
+            def child():
                 assert not connection.connected
                 with pytest.raises(TimeoutError):  # established anew, without the parent's consumers
                     connection.drain_events(timeout=0.1)
@@ -518,7 +497,7 @@ class TestFork:
 
 
 class TestUrls:
-    def test_info_is_json_and_masks(self, url: str) -> None:
+    def test_info_is_json_and_masks(self, url):
         connection = Connection(url, transport_options={"session_ttl": 5.0})
         json.dumps(connection.info())
         assert connection.transport.driver_type == "fdb"
@@ -539,7 +518,7 @@ class TestUrls:
             ("fdb+sqlite:////srv/my%20shop%23.db", "fdb+sqlite:////srv/my%20shop%23.db"),
         ],
     )
-    def test_are_shown_as_they_were_given(self, given: str, shown: str) -> None:
+    def test_are_shown_as_they_were_given(self, given, shown):
         """Celery's banner named a host "localhost" and a password, where there are none."""
         connection = Connection(given)
         whole = connection.as_uri(include_password=True)
@@ -549,7 +528,7 @@ class TestUrls:
         for each in (connection, connection.clone()):
             assert (each.as_uri(), each.as_uri(include_password=True)) == (shown, whole)
 
-    def test_after_a_failover_clones_go_where_their_connection_goes(self) -> None:
+    def test_after_a_failover_clones_go_where_their_connection_goes(self):
         """From a file to a cluster, the clones of a pool went to the cluster of the default file."""
         urls = ["fdb+sqlite:////var/lib/shop.db", "fdb://test:s3cret@10.0.0.1:4500/new"]
         connection = Connection(urls)
@@ -559,11 +538,11 @@ class TestUrls:
                 assert url_parts_of(each) == parse_url(url)
                 assert each.as_uri(include_password=True) == url
 
-    def test_no_host_is_guessed(self, url: str, caplog: Any) -> None:
+    def test_no_host_is_guessed(self, url, caplog):
         Connection(url).info()
         assert "Reverting to default" not in caplog.text
 
-    def test_failover(self, tmp_path: Path) -> None:
+    def test_failover(self, tmp_path):
         broken = f"fdb+sqlite:///{tmp_path}/no/such/b.db"
         good = f"fdb+sqlite:///{tmp_path}/b.db"
         with Connection(f"{broken};{good}", failover_strategy="round-robin") as connection:
@@ -574,10 +553,10 @@ class TestUrls:
         with Connection(good) as connection:
             assert connection.default_channel._size("q") == 1
 
-    def test_publish_fails_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_publish_fails_over(self, tmp_path, monkeypatch):
         opening = SqliteDatabase.open
 
-        def open_b(path: str, **options: Any) -> SqliteDatabase:
+        def open_b(path, **options):
             if path.endswith("a.db"):  # kombu before 5.7 tries it again, and then the other one
                 raise StoreUnavailable("the test switched it off")
             return opening(path, **options)
@@ -592,14 +571,14 @@ class TestUrls:
         with Connection(urls[1]) as connection:
             assert connection.default_channel.basic_get("q").payload == 2
 
-    def test_namespaces_are_apart(self, tmp_path: Path) -> None:
+    def test_namespaces_are_apart(self, tmp_path):
         for namespace, expected in (("a", 1), ("b", 1), ("a", 2)):
             options = {"namespace": namespace}
             with Connection(f"fdb+sqlite:///{tmp_path}/b.db", transport_options=options) as connection:
                 connection.Producer().publish(1, routing_key="q")
                 assert connection.default_channel._size("q") == expected
 
-    def test_retry_policy_in_the_transport_options(self, connection: Connection) -> None:
+    def test_retry_policy_in_the_transport_options(self, connection):
         """Kombu merges it into the same dict."""
         connection.Producer().publish(
             1, routing_key="q", retry=True, retry_policy={"max_retries": 2, "interval_step": 1}
@@ -608,7 +587,7 @@ class TestUrls:
             assert clone.default_channel._size("q") == 1
 
 
-def test_mingle_and_gossip_know_us() -> None:
+def test_mingle_and_gossip_know_us():
     from celery.worker.consumer.gossip import Gossip
     from celery.worker.consumer.mingle import Mingle
 

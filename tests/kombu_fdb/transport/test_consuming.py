@@ -13,15 +13,13 @@ A4 no_ack                                                   TestNoAck
 =========================================================== ===============================================
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any
 
 import pytest
 from kit.queues import drain_all, fill
-from kombu import Connection, Consumer, Queue
+from kombu import Consumer, Queue
 
 from kombu_fdb.store.sqlite import wakeups
 from kombu_fdb.transport import connection as connection_module
@@ -30,9 +28,9 @@ from kombu_fdb.transport.consuming.fetcher import Claiming
 
 class TestPrefetch:
     @pytest.mark.parametrize("prefetch", [1, 2, 3, 8])
-    def test_exact(self, connection: Connection, prefetch: int, until: Any) -> None:
+    def test_exact(self, connection, prefetch, until):
         fill(connection, 20)
-        held: list[Any] = []
+        held = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=prefetch):
             drain_all(connection)
@@ -45,7 +43,7 @@ class TestPrefetch:
                 assert engine.inspect.counts("q").leased <= prefetch + 1, "one acked, not flushed yet"
         assert [message.payload for message in held] == list(range(20 - prefetch, 20))
 
-    def test_what_was_got_does_not_count(self, connection: Connection, until: Any) -> None:
+    def test_what_was_got_does_not_count(self, connection, until):
         """As on RabbitMQ: the window is the consumers'."""
         fill(connection, 7)
         channel, held = connection.default_channel, list[Any]()
@@ -62,7 +60,7 @@ class TestPrefetch:
             until(lambda: drain_all(connection) is None and len(held) == 3)
             assert held[2].payload == 2
 
-    def test_unlimited_has_one_ahead_at_first(self, connection: Connection, until: Any) -> None:
+    def test_unlimited_has_one_ahead_at_first(self, connection, until):
         fill(connection, 50)
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=lambda _: None):
@@ -71,10 +69,10 @@ class TestPrefetch:
             assert engine.inspect.counts("q").leased == 2, "it is not drained"
             assert connection.default_channel.qos.can_consume_max_estimate() is None
 
-    def test_per_channel(self, connection: Connection, until: Any) -> None:
+    def test_per_channel(self, connection, until):
         fill(connection, 20)
         channels = [connection.channel() for _ in range(2)]
-        held: list[list[Any]] = [[], []]
+        held = [[], []]
         consumers = [
             Consumer(channel, [Queue("q")], on_message=messages.append, prefetch_count=number)
             for channel, messages, number in zip(channels, held, (2, 3), strict=True)
@@ -85,9 +83,9 @@ class TestPrefetch:
         for consumer in consumers:
             consumer.cancel()
 
-    def test_raised_and_lowered(self, connection: Connection, until: Any) -> None:
+    def test_raised_and_lowered(self, connection, until):
         fill(connection, 20)
-        held: list[Any] = []
+        held = []
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=2) as consumer:
             until(lambda: drain_all(connection) is None and len(held) == 2)
             consumer.qos(prefetch_count=5)
@@ -100,10 +98,10 @@ class TestPrefetch:
             held.pop(0).ack()
             until(lambda: drain_all(connection) is None and len(held) == 1)
 
-    def test_lowered_while_messages_wait(self, connection: Connection, until: Any) -> None:
+    def test_lowered_while_messages_wait(self, connection, until):
         """What was claimed under the old limit is handed out under the new one."""
         fill(connection, 8)
-        held: list[Any] = []
+        held = []
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=8) as consumer:
             connection.drain_events(timeout=60)
             until(lambda: connection.default_channel.engine.inspect.counts("q").leased == 8)
@@ -115,10 +113,10 @@ class TestPrefetch:
                 assert message.payload == expected
                 message.ack()
 
-    def test_a_patched_can_consume_is_asked(self, connection: Connection, until: Any) -> None:
+    def test_a_patched_can_consume_is_asked(self, connection, until):
         """Celery's ``worker_disable_prefetch`` replaces it."""
         fill(connection, 3)
-        held: list[Any] = []
+        held = []
         allowed = False
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=3):
             connection.default_channel.qos.can_consume = lambda: allowed
@@ -130,15 +128,15 @@ class TestPrefetch:
 
 
 class TestSettle:
-    def test_unknown_tag(self, channel: Any, caplog: Any) -> None:
+    def test_unknown_tag(self, channel, caplog):
         channel.basic_ack(10**9)
         channel.basic_reject(10**9)
         channel.basic_reject(10**9, requeue=True)
         assert len(caplog.records) == 3
 
-    def test_recover(self, connection: Connection, channel: Any, until: Any) -> None:
+    def test_recover(self, connection, channel, until):
         fill(connection, 3)
-        held: list[Any] = []
+        held = []
         with connection.Consumer([Queue("q")], on_message=held.append):
             until(lambda: drain_all(connection) is None and len(held) == 3)
             channel.basic_recover(requeue=True)
@@ -148,7 +146,7 @@ class TestSettle:
         with pytest.raises(NotImplementedError):
             channel.basic_recover()
 
-    def test_restore_at_close(self, connect: Any, caplog: Any) -> None:
+    def test_restore_at_close(self, connect, caplog):
         connection = connect()
         fill(connection, 3)
         channel = connection.channel()
@@ -162,14 +160,14 @@ class TestSettle:
         held[0].ack()  # late: nothing happens
         assert connection.default_channel.engine.inspect.counts("q").ready == 3
 
-    def test_close_without_connection(self, connection: Connection) -> None:
+    def test_close_without_connection(self, connection):
         channel = connection.channel()
         connection.close()
         channel.close()
 
-    def test_acks_are_flushed_in_time(self, connection: Connection, until: Any) -> None:
+    def test_acks_are_flushed_in_time(self, connection, until):
         fill(connection, 1)
-        held: list[Any] = []
+        held = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=60)
@@ -178,7 +176,7 @@ class TestSettle:
             until(lambda: engine.inspect.counts("q").leased == 0)
             assert time.monotonic() - started < 10
 
-    def test_delivery_limit(self, connect: Any) -> None:
+    def test_delivery_limit(self, connect):
         connection = connect(delivery_limit=2)
         fill(connection, 1)
         channel = connection.default_channel
@@ -189,8 +187,8 @@ class TestSettle:
 
 
 class TestConsumers:
-    def test_two_consumers_of_one_queue_take_turns(self, connection: Connection, until: Any) -> None:
-        received: list[list[Any]] = [[], []]
+    def test_two_consumers_of_one_queue_take_turns(self, connection, until):
+        received = [[], []]
         channel = connection.default_channel
         consumers = [Consumer(channel, [Queue("q")], on_message=each.append) for each in received]
         for consumer in consumers:
@@ -204,12 +202,12 @@ class TestConsumers:
         until(lambda: drain_all(connection) is None and len(received[1]) == before + 4)
         consumers[1].cancel()
 
-    def test_a_transaction_claims_a_window_at_most(self, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_transaction_claims_a_window_at_most(self, connect, monkeypatch):
         connection, received = connect(claim_window=4), list[Any]()
         fill(connection, 10)
         claim, sizes = Claiming.claim, list[int]()
 
-        def claims(claiming: Claiming, client_session: Any, plan: Any) -> None:
+        def claims(claiming, client_session, plan):
             arriving = claiming._dispatch.arriving
             before = len(arriving)
             claim(claiming, client_session, plan)
@@ -222,7 +220,7 @@ class TestConsumers:
                 connection.drain_events(timeout=60)
         assert max(sizes) == 4
 
-    def test_consumer_tag_is_generated(self, channel: Any) -> None:
+    def test_consumer_tag_is_generated(self, channel):
         channel.queue_declare("q")
         tag = channel.basic_consume("q", False, lambda _: None, "")
         assert tag
@@ -230,7 +228,7 @@ class TestConsumers:
         channel.basic_cancel(tag)
         channel.basic_cancel("unknown")
 
-    def test_decode_error_leaves_the_consumer_alive(self, connection: Connection, until: Any) -> None:
+    def test_decode_error_leaves_the_consumer_alive(self, connection, until):
         connection.Producer().publish(b"{nonsense", routing_key="q", content_type="application/json")
         connection.Producer().publish(1, routing_key="q")
         errors, received = [], []
@@ -242,9 +240,9 @@ class TestConsumers:
 
 
 class TestCancel:
-    def test_hands_back_what_was_not_handed_out(self, connection: Connection, until: Any) -> None:
+    def test_hands_back_what_was_not_handed_out(self, connection, until):
         fill(connection, 10)
-        held: list[Any] = []
+        held = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=held.append, prefetch_count=10):
             connection.drain_events(timeout=60)
@@ -256,11 +254,11 @@ class TestCancel:
         assert connection.default_channel.basic_get("q").payload == 1
         assert connection.default_channel.basic_get("q").delivery_info["redelivered"] is False
 
-    def test_from_inside_a_callback(self, connection: Connection, until: Any) -> None:
+    def test_from_inside_a_callback(self, connection, until):
         fill(connection, 10)
         engine = connection.default_channel.engine
 
-        def on_message(message: Any) -> None:
+        def on_message(message):
             message.ack()
             consumer.cancel()
 
@@ -272,8 +270,8 @@ class TestCancel:
         until(lambda: engine.inspect.counts("q").leased == 0)
         assert engine.inspect.counts("q").ready == 9
 
-    def test_consume_again(self, connection: Connection, until: Any) -> None:
-        received: list[Any] = []
+    def test_consume_again(self, connection, until):
+        received = []
         consumer = connection.Consumer([Queue("q")], on_message=lambda message: received.append(message.payload))
         for round_ in range(3):
             consumer.consume()
@@ -283,7 +281,7 @@ class TestCancel:
 
 
 class TestNoAck:
-    def test_an_ack_is_nothing(self, connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_ack_is_nothing(self, connection, caplog):
         """As with other transports: a callback may be used by both kinds of consumers."""
         fill(connection, 2)
         with connection.Consumer([Queue("q")], on_message=lambda message: message.ack(), no_ack=True):
@@ -291,9 +289,9 @@ class TestNoAck:
             connection.drain_events(timeout=60)
         assert "settled before" not in caplog.text
 
-    def test_not_lost_when_claimed_ahead(self, connection: Connection, until: Any) -> None:
+    def test_not_lost_when_claimed_ahead(self, connection, until):
         fill(connection, 10)
-        received: list[Any] = []
+        received = []
         engine = connection.default_channel.engine
         with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
             connection.drain_events(timeout=60)
@@ -301,15 +299,15 @@ class TestNoAck:
         until(lambda: engine.inspect.counts("q").leased == 0)
         assert (len(received), engine.inspect.counts("q").ready) == (2, 8)
 
-    def test_prefetch_does_not_count(self, connection: Connection, until: Any) -> None:
+    def test_prefetch_does_not_count(self, connection, until):
         fill(connection, 10)
-        received: list[Any] = []
+        received = []
         with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True, prefetch_count=1):
             until(lambda: drain_all(connection) is None and len(received) == 10)
 
 
 class TestDrain:
-    def test_timeouts(self, connection: Connection) -> None:
+    def test_timeouts(self, connection):
         with connection.Consumer([Queue("q")]):
             for timeout in (0, 0.05):
                 started = time.monotonic()
@@ -317,12 +315,12 @@ class TestDrain:
                     connection.drain_events(timeout=timeout)
                 assert timeout <= time.monotonic() - started < timeout + 10
 
-    def test_no_consumer(self, connection: Connection) -> None:
+    def test_no_consumer(self, connection):
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.01)
 
-    def test_none_waits(self, connection: Connection, connect: Any) -> None:
-        received: list[Any] = []
+    def test_none_waits(self, connection, connect):
+        received = []
         other = connect()
         with connection.Consumer([Queue("q")], on_message=received.append):
             drain_all(connection)
@@ -332,21 +330,19 @@ class TestDrain:
             timer.join()
         assert len(received) == 1
 
-    def test_zero_finds_what_is_there(self, connection: Connection) -> None:
+    def test_zero_finds_what_is_there(self, connection):
         fill(connection, 1)
-        received: list[Any] = []
+        received = []
         with connection.Consumer([Queue("q")], on_message=received.append):
             connection.drain_events(timeout=0)
         assert len(received) == 1
 
-    def test_zero_finds_what_is_there_for_room_that_is_kept_waiting(
-        self, connection: Connection, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_zero_finds_what_is_there_for_room_that_is_kept_waiting(self, connection, monkeypatch):
         """A free place waits as long as an ack for a second one."""
         monkeypatch.setattr(connection_module, "FIRST_LOOK_S", 60.0)
         fill(connection, 3)
         fill(connection, 1, "other")
-        received: list[Any] = []
+        received = []
         with connection.Consumer([Queue("q")], on_message=received.append, prefetch_count=4) as consumer:
             while len(received) < 3:
                 connection.drain_events(timeout=60)
@@ -355,10 +351,10 @@ class TestDrain:
             connection.drain_events(timeout=0)
         assert len(received) == 4
 
-    def test_wakes_at_once(self, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wakes_at_once(self, connect, monkeypatch):
         """A message that another process publishes wakes it: it does not look by itself, as it would in an hour."""
         monkeypatch.setattr(wakeups, "CHECK_S", 3600)
-        received: list[Any] = []
+        received = []
         producer = connect(ack_delay_ms=2.5).Producer()
         connection = connect(poll_interval=3600, operation_timeout=3600)
         with connection.Consumer([Queue("q")], on_message=lambda message: (received.append(1), message.ack())):
@@ -369,7 +365,7 @@ class TestDrain:
         assert len(received) == 10
 
 
-def test_cancel_from_a_signal_handler(connection: Connection, until: Any) -> None:
+def test_cancel_from_a_signal_handler(connection, until):
     """Celery's cold shutdown cancels in the main thread, wherever a signal has interrupted it."""
     fill(connection, 3)
     engine = connection.default_channel.engine

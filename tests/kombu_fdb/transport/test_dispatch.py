@@ -1,9 +1,5 @@
 """The bookkeeping of consumers and credit, without threads and store."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from kit.interruption import interrupt, runs_handlers
 
@@ -19,12 +15,12 @@ HAND_OUT = frozenset([str(dispatch_module.__file__)])
 class Channel:
     """All of it that is looked at here."""
 
-    def __init__(self, prefetch: int = 0) -> None:
-        self.credit: Credit = Credit()
+    def __init__(self, prefetch=0):
+        self.credit = Credit()
         self.credit.prefetch = prefetch
 
 
-def subscription(channel: Any, queue: str = "q", **options: Any) -> Subscription:
+def subscription(channel, queue="q", **options):
     settings = {"no_ack": False, "transient": False, **options}
     return Subscription(
         f"{queue}-{id(settings)}",
@@ -38,29 +34,29 @@ def subscription(channel: Any, queue: str = "q", **options: Any) -> Subscription
     )
 
 
-def deliveries(number: int, queue: str = "q", first: int = 0) -> list[Delivery]:
+def deliveries(number, queue="q", first=0):
     return [Delivery(Lease(b"s", first + each), queue, b"", b"", 0, ()) for each in range(number)]
 
 
-def place(dispatch: Dispatch, found: list[Delivery]) -> list[Lease]:
+def place(dispatch, found):
     """The leases of those for which none has room."""
     dispatch.arriving += found
     dispatch.place()
     return withdrawn(dispatch)
 
 
-def withdrawn(dispatch: Dispatch) -> list[Lease]:
+def withdrawn(dispatch):
     leases = dispatch.to_release()
     dispatch.released(leases)
     return leases
 
 
 @pytest.fixture
-def dispatch() -> Dispatch:
+def dispatch():
     return Dispatch(window=10, group_s=GROUP_S, patience_s=PATIENCE_S)
 
 
-def test_claims_only_hungry_queues(dispatch: Dispatch) -> None:
+def test_claims_only_hungry_queues(dispatch):
     one = Channel(4)
     dispatch.add(subscription(one, "a"))
     dispatch.add(subscription(one, "b"))
@@ -68,7 +64,7 @@ def test_claims_only_hungry_queues(dispatch: Dispatch) -> None:
     assert dispatch.plan({"b", "unknown"}, 0).queues == ["b"]
 
 
-def test_waiting_and_held_take_room(dispatch: Dispatch) -> None:
+def test_waiting_and_held_take_room(dispatch):
     one = Channel(4)
     dispatch.add(subscription(one))
     assert dispatch.plan({"q"}, 0).limit == 4
@@ -83,7 +79,7 @@ def test_waiting_and_held_take_room(dispatch: Dispatch) -> None:
     assert dispatch.plan({"q"}, 0).limit == 3
 
 
-def test_a_single_place_waits_for_others(dispatch: Dispatch) -> None:
+def test_a_single_place_waits_for_others(dispatch):
     one = Channel(8)
     dispatch.add(subscription(one))
     place(dispatch, deliveries(7))
@@ -93,7 +89,7 @@ def test_a_single_place_waits_for_others(dispatch: Dispatch) -> None:
     assert dispatch.plan({"q"}, 100.0 + GROUP_S).limit == 1
 
 
-def test_a_place_that_was_free_before_a_message_came_does_not_wait(dispatch: Dispatch) -> None:
+def test_a_place_that_was_free_before_a_message_came_does_not_wait(dispatch):
     one = Channel(8)
     dispatch.add(subscription(one))
     place(dispatch, deliveries(7))
@@ -101,7 +97,7 @@ def test_a_place_that_was_free_before_a_message_came_does_not_wait(dispatch: Dis
     assert dispatch.plan({"q"}, 101.0).limit == 1
 
 
-def test_a_single_place_waits_from_the_ack_that_made_it(dispatch: Dispatch) -> None:
+def test_a_single_place_waits_from_the_ack_that_made_it(dispatch):
     one = Channel(8)
     dispatch.add(subscription(one))
     place(dispatch, deliveries(7))
@@ -112,14 +108,14 @@ def test_a_single_place_waits_from_the_ack_that_made_it(dispatch: Dispatch) -> N
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])
-def test_a_small_prefetch_never_waits(dispatch: Dispatch, prefetch: int) -> None:
+def test_a_small_prefetch_never_waits(dispatch, prefetch):
     one = Channel(prefetch)
     dispatch.add(subscription(one))
     place(dispatch, deliveries(prefetch - 1))
     assert dispatch.plan({"q"}, 0).limit == 1
 
 
-def test_without_limit_the_window_bounds(dispatch: Dispatch) -> None:
+def test_without_limit_the_window_bounds(dispatch):
     one = Channel()
     one.credit._ahead = 100  # it is that fast
     dispatch.add(subscription(one))
@@ -130,7 +126,7 @@ def test_without_limit_the_window_bounds(dispatch: Dispatch) -> None:
     assert dispatch.plan({"q"}, 0).limit == 5
 
 
-def test_a_full_channel_does_not_block_another(dispatch: Dispatch) -> None:
+def test_a_full_channel_does_not_block_another(dispatch):
     tasks, control = Channel(2), Channel()
     dispatch.add(subscription(tasks, "tasks"))
     dispatch.add(subscription(control, "control", no_ack=True, transient=True))
@@ -141,7 +137,7 @@ def test_a_full_channel_does_not_block_another(dispatch: Dispatch) -> None:
     assert {arrival.delivery.queue for arrival in (dispatch.next([]), dispatch.next([]))} == {"tasks", "control"}
 
 
-def test_leaseless_only_if_all_consumers_are(dispatch: Dispatch) -> None:
+def test_leaseless_only_if_all_consumers_are(dispatch):
     one = Channel()
     dispatch.add(subscription(one, no_ack=True, transient=True))
     assert dispatch.plan({"q"}, 0).leaseless == {"q"}
@@ -149,7 +145,7 @@ def test_leaseless_only_if_all_consumers_are(dispatch: Dispatch) -> None:
     assert dispatch.plan({"q"}, 0).leaseless == set()
 
 
-def test_queues_take_turns(dispatch: Dispatch) -> None:
+def test_queues_take_turns(dispatch):
     one = Channel()
     for queue in "abc":
         dispatch.add(subscription(one, queue))
@@ -160,7 +156,7 @@ def test_queues_take_turns(dispatch: Dispatch) -> None:
     assert firsts == ["a", "b", "c", "a", "b", "c"], "who looks at a plan twice has not had two turns"
 
 
-def test_queues_take_turns_whichever_channel_has_room(dispatch: Dispatch) -> None:
+def test_queues_take_turns_whichever_channel_has_room(dispatch):
     """A channel of one queue and one of two take turns: the other queue used to be the first never, or always."""
     two, one = Channel(), Channel()
     dispatch.add(subscription(two, "a"))
@@ -173,7 +169,7 @@ def test_queues_take_turns_whichever_channel_has_room(dispatch: Dispatch) -> Non
     assert firsts[::2].count("b") >= 5
 
 
-def test_removed_consumer_leaves_its_messages(dispatch: Dispatch) -> None:
+def test_removed_consumer_leaves_its_messages(dispatch):
     one = Channel()
     first, second = subscription(one), subscription(one)
     dispatch.add(first)
@@ -189,7 +185,7 @@ def test_removed_consumer_leaves_its_messages(dispatch: Dispatch) -> None:
     assert len(place(dispatch, deliveries(1, first=9))) == 1, "no home"
 
 
-def test_lost_session(dispatch: Dispatch) -> None:
+def test_lost_session(dispatch):
     one = Channel()
     dispatch.add(subscription(one))
     place(dispatch, deliveries(2))
@@ -199,7 +195,7 @@ def test_lost_session(dispatch: Dispatch) -> None:
     assert len(one.credit.inbox) == 0
 
 
-def test_a_hand_out_that_is_interrupted_after_its_session_was_lost(dispatch: Dispatch) -> None:
+def test_a_hand_out_that_is_interrupted_after_its_session_was_lost(dispatch):
     one, hand = Channel(), list[Arrival]()
     dispatch.add(subscription(one))
     place(dispatch, deliveries(1))
@@ -213,7 +209,7 @@ def test_a_hand_out_that_is_interrupted_after_its_session_was_lost(dispatch: Dis
     assert len(one.credit.inbox) == 1
 
 
-def test_a_message_that_was_taken_out_of_the_store_does_not_end_with_its_session(dispatch: Dispatch) -> None:
+def test_a_message_that_was_taken_out_of_the_store_does_not_end_with_its_session(dispatch):
     """No other consumer can have it."""
     one, hand = Channel(), list[Arrival]()
     dispatch.add(subscription(one, no_ack=True, transient=True))
@@ -224,7 +220,7 @@ def test_a_message_that_was_taken_out_of_the_store_does_not_end_with_its_session
     assert len(one.credit.inbox) == 1
 
 
-def test_closed(dispatch: Dispatch) -> None:
+def test_closed(dispatch):
     one = Channel()
     dispatch.add(subscription(one))
     place(dispatch, deliveries(2))
@@ -234,7 +230,7 @@ def test_closed(dispatch: Dispatch) -> None:
     assert dispatch.next([]) is None
 
 
-def test_no_more_than_there_are_free_slots() -> None:
+def test_no_more_than_there_are_free_slots():
     dispatch, channel = Dispatch(64, 0.002, PATIENCE_S), Channel(prefetch=8)
     dispatch.add(subscription(channel))
     assert channel.credit.limit_slots(2)
@@ -247,7 +243,7 @@ def test_no_more_than_there_are_free_slots() -> None:
     assert dispatch.plan({"q"}, 0).limit == 2
 
 
-def test_a_hand_out_that_is_interrupted_anywhere_leaves_the_credit_as_it_was(dispatch: Dispatch) -> None:
+def test_a_hand_out_that_is_interrupted_anywhere_leaves_the_credit_as_it_was(dispatch):
     one, line = Channel(), 0
     dispatch.add(subscription(one))
     one.credit.limit_slots(3)
@@ -255,7 +251,7 @@ def test_a_hand_out_that_is_interrupted_anywhere_leaves_the_credit_as_it_was(dis
     where = "yes"
     while where:
         line += 1
-        hand: list[Arrival] = []
+        hand = []
         where = interrupt(lambda: dispatch.next(hand), line, HAND_OUT, strikes=runs_handlers)  # noqa: B023
         for arrival in hand:
             dispatch.return_undelivered(arrival)

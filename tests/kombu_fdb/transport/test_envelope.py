@@ -1,13 +1,10 @@
 """The wire format, and what it reads out of headers (envelope.py, timing.py; research/interfaces.md A3, A4)."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +21,7 @@ from kombu_fdb.transport.envelope import due_ms, encode, open_delivery, payload_
 NOW_MS = 1_800_000_000_000
 
 
-def message(body: Any = b"", headers: Any = None, **properties: Any) -> dict[str, Any]:
+def message(body=b"", headers=None, **properties):
     return {
         "body": body,
         "content-type": "application/json",
@@ -34,11 +31,11 @@ def message(body: Any = b"", headers: Any = None, **properties: Any) -> dict[str
     }
 
 
-def delivery(payload: bytes, redeliveries: int = 0, deaths: tuple[Death, ...] = ()) -> Delivery:
+def delivery(payload, redeliveries=0, deaths=()):
     return Delivery(Lease(b"s", 1), "q", payload, b"id", redeliveries, deaths)
 
 
-def there_and_back(**what: Any) -> dict[str, Any]:
+def there_and_back(**what):
     return open_delivery(delivery(encode(message(**what), "e", "k", now_ms=NOW_MS).payload), 7, "tag")
 
 
@@ -54,7 +51,7 @@ names = st.text().map(lambda text: f"h{text}")
 
 
 @given(body=st.binary(), headers=st.dictionaries(names, json_values, max_size=4))
-def test_round_trip(body: bytes, headers: dict[str, Any]) -> None:
+def test_round_trip(body, headers):
     found = there_and_back(body=body, headers=headers)
     assert (found["body"], found["headers"]) == (body, headers)
 
@@ -64,7 +61,7 @@ odd_values = json_values | st.floats() | st.tuples(json_values) | st.uuids() | s
 
 
 @given(headers=st.lists(st.dictionaries(names, odd_values, max_size=4), min_size=1, max_size=3), repeated=st.booleans())
-def test_a_prepared_message_has_the_bytes_of_any_other(headers: list[dict[str, Any]], repeated: bool) -> None:
+def test_a_prepared_message_has_the_bytes_of_any_other(headers, repeated):
     """``payload_of`` knows no templates."""
     for each in headers * (1 + repeated):
         same = message("body %s", each, reply_to="%s", delivery_tag=5)
@@ -74,14 +71,14 @@ def test_a_prepared_message_has_the_bytes_of_any_other(headers: list[dict[str, A
 @pytest.mark.parametrize(
     "odd", [2**63, [2**63], {"a": {"b": -(2**63) - 1}}, (10**400,)], ids=lambda each: str(each)[:20]
 )
-def test_a_number_that_is_too_long_is_found_where_short_ones_were(odd: Any) -> None:
+def test_a_number_that_is_too_long_is_found_where_short_ones_were(odd):
     encode(message(headers={"n": 1, "l": [1], "d": {"a": {"b": 1}}}), "", "q", now_ms=NOW_MS)
     for name in ("n", "l", "d"):
         with pytest.raises(InvalidArgument, match="64 bits"):
             encode(message(headers={"n": 1, "l": [1], "d": {"a": {"b": 1}}, name: odd}), "", "q", now_ms=NOW_MS)
 
 
-def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shapes_are_remembered(monkeypatch):
     monkeypatch.setattr(envelope, "MOST_SHAPES", 3)
     monkeypatch.setattr(envelope, "_shapes", {})
     for number in range(10):
@@ -89,7 +86,7 @@ def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(envelope._shapes) <= 3
 
 
-def test_types_of_kombu() -> None:
+def test_types_of_kombu():
     headers = {
         "uuid": uuid.uuid4(),
         "time": datetime.now(UTC),
@@ -100,7 +97,7 @@ def test_types_of_kombu() -> None:
     assert there_and_back(headers=headers)["headers"] == headers
 
 
-def test_delivery_info() -> None:
+def test_delivery_info():
     found = there_and_back(delivery_tag="the publisher's", body_encoding="base64")
     assert found["properties"] == {
         "delivery_tag": 7,
@@ -114,21 +111,21 @@ def test_delivery_info() -> None:
     }
 
 
-def test_a_property_that_is_none_is_not_there() -> None:
+def test_a_property_that_is_none_is_not_there():
     """Published by a template for its names, and by no template for a header of an uncommon type."""
     for headers in ({}, {"price": Decimal("1.5")}):
         payload = encode(message(headers=headers, correlation_id=None), "e", "k", now_ms=NOW_MS).payload
         assert "correlation_id" not in open_delivery(delivery(payload), 1)["properties"]
 
 
-def test_a_key_that_no_header_names_stands_in_the_delivery() -> None:
+def test_a_key_that_no_header_names_stands_in_the_delivery():
     for headers, told in (({}, "acme"), ({"fair_key": "acme"}, None)):
         payload = encode(message(headers=headers), "e", "k", now_ms=NOW_MS).payload
         found = open_delivery(delivery(payload)._replace(key="acme"), 1)
         assert found["properties"]["delivery_info"].get("fair_key") == told
 
 
-def test_redelivered_and_dead() -> None:
+def test_redelivered_and_dead():
     deaths = (Death("b", "expired", 2, NOW_MS), Death("a", "rejected", 1, NOW_MS, "e", ("k",), {"error": "x"}))
     payload = encode(message(), "e", "k", now_ms=NOW_MS).payload
     headers = open_delivery(delivery(payload, 3, deaths), 1)["headers"]
@@ -138,7 +135,7 @@ def test_redelivered_and_dead() -> None:
     assert (headers["x-first-death-queue"], headers["x-last-death-queue"]) == ("a", "b")
 
 
-def test_the_time_of_a_death_is_that_of_the_first_one_of_its_kind() -> None:
+def test_the_time_of_a_death_is_that_of_the_first_one_of_its_kind():
     """Recorded from RabbitMQ 3.10, where a second one changes the count only."""
     deaths = (Death("a", "rejected", 2, NOW_MS + 9_000, since_ms=NOW_MS), Death("b", "expired", 1, NOW_MS + 5_000))
     headers = open_delivery(delivery(encode(message(), "e", "k", now_ms=NOW_MS).payload, 3, deaths), 1)["headers"]
@@ -155,13 +152,13 @@ def test_an_expiration_is_over_with_the_first_death():
 
 
 @given(st.binary())
-def test_foreign_bytes_are_a_format_error(payload: bytes) -> None:
+def test_foreign_bytes_are_a_format_error(payload):
     with pytest.raises(FormatError):
         open_delivery(delivery(payload), 1)
 
 
 @given(st.data())
-def test_damaged_bytes_are_a_format_error_or_a_message(data: st.DataObject) -> None:
+def test_damaged_bytes_are_a_format_error_or_a_message(data):
     payload = bytearray(encode(message(b"body", {"a": 1}), "e", "k", now_ms=NOW_MS).payload)
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(payload[: data.draw(st.integers(0, len(payload)))])
@@ -170,13 +167,13 @@ def test_damaged_bytes_are_a_format_error_or_a_message(data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("body", [5, 1.5, [1], {"a": 1}])
-def test_a_body_that_is_no_body(body: Any) -> None:
+def test_a_body_that_is_no_body(body):
     with pytest.raises(TypeError):
         encode(message(body), "", "q", now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(0, 0), (9, 9), (5, 5), (99, 9), (255, 9), (None, 0), ("7", 7)])
-def test_priority(priority: Any, expected: int) -> None:
+def test_priority(priority, expected):
     assert encode(message(priority=priority), "", "q", now_ms=NOW_MS).priority == expected
     assert encode(message(priority=priority), "", "q", now_ms=NOW_MS, most_urgent_is_zero=True).priority == 9 - expected
 
@@ -203,11 +200,11 @@ IN_A_MINUTE = datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(minutes=1)
         ({"x-delay": 100, "task": "t", "eta": IN_A_MINUTE.isoformat()}, {}, NOW_MS + 60_000),
     ],
 )
-def test_due(headers: Any, properties: Any, expected: int) -> None:
+def test_due(headers, properties, expected):
     assert due_ms(headers, properties, NOW_MS) == expected
 
 
-def test_a_moment_at_the_end_of_time() -> None:
+def test_a_moment_at_the_end_of_time():
     last = "9999-12-31T23:59:59.999999-14:00"
     assert due_ms({"task": "t", "eta": last}, {}, NOW_MS) == LATEST_MS
 
@@ -218,7 +215,7 @@ UNDERSTOOD = [("bytes", "no such"), ("base64", "no such"), ("decimal", 5)]
 
 
 @pytest.mark.parametrize("kind", ["uuid", "bytes", "base64", "datetime", "date", "time", "decimal", "no such type"])
-def test_what_looks_like_an_encoded_type_and_is_none_is_delivered_as_it_is(kind: str) -> None:
+def test_what_looks_like_an_encoded_type_and_is_none_is_delivered_as_it_is(kind):
     for impostor in [{"__type__": kind, "__value__": value} for value in NO_VALUES if (kind, value) not in UNDERSTOOD]:
         with pytest.raises(InvalidArgument):
             there_and_back(headers=impostor)
@@ -231,8 +228,8 @@ class Odd:
     """A type that an application has registered."""
 
 
-def test_a_decoder_of_the_application_that_fails_ends_no_worker() -> None:
-    def broken(_: Any) -> Any:
+def test_a_decoder_of_the_application_that_fails_ends_no_worker():
+    def broken(_):
         raise RuntimeError
 
     register_type(Odd, "odd", lambda _: 1, broken)
@@ -240,9 +237,9 @@ def test_a_decoder_of_the_application_that_fails_ends_no_worker() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 5, "\ud800", [1], {"a": 1}, True])
-def test_meta_of_the_wrong_types_is_a_format_error_or_a_message(value: Any) -> None:
+def test_meta_of_the_wrong_types_is_a_format_error_or_a_message(value):
     for place in range(6):
-        meta: list[Any] = ["text/plain", "utf-8", {}, {"body_encoding": "base64"}, "e", "k"]
+        meta = ["text/plain", "utf-8", {}, {"body_encoding": "base64"}, "e", "k"]
         meta[place] = value
         text = json.dumps(meta).encode()
         with suppress(FormatError):
@@ -252,8 +249,8 @@ def test_meta_of_the_wrong_types_is_a_format_error_or_a_message(value: Any) -> N
             assert found["content-type"] is None or isinstance(found["content-type"], str)
 
 
-def nested(depth: int) -> Any:
-    value: Any = 1
+def nested(depth):
+    value = 1
     for _ in range(depth):
         value = [value]
     return value
@@ -268,7 +265,7 @@ def nested(depth: int) -> Any:
         ({"message_id": "\ud800"}, "task id"),
     ],
 )
-def test_what_can_not_be_written_down_is_refused_by_its_name(what: Any, match: str) -> None:
+def test_what_can_not_be_written_down_is_refused_by_its_name(what, match):
     with pytest.raises(InvalidArgument, match=match):
         encode(message(**what), "", "q", now_ms=NOW_MS)
 
@@ -276,7 +273,7 @@ def test_what_can_not_be_written_down_is_refused_by_its_name(what: Any, match: s
 @pytest.mark.parametrize(
     "entry", [5, {"queue": 5}, {"time": float("inf")}, {"routing-keys": 5}, {"routing-keys": [5]}, {"x": uuid.uuid4()}]
 )
-def test_an_invented_history_is_none(entry: Any) -> None:
+def test_an_invented_history_is_none(entry):
     real = {"queue": "q", "reason": "r", "count": 1, "time": 5, "exchange": "", "routing-keys": []}
     invented = {**real, **entry} if isinstance(entry, dict) else entry
     assert without_deaths({"a": 1, "x-death": [invented]}) == ({"a": 1}, ())
@@ -296,10 +293,10 @@ def test_an_invented_history_is_none(entry: Any) -> None:
         ({"expires": 1_800_000_060.0}, {"expiration": "5"}, 5),
     ],
 )
-def test_time_to_live(headers: Any, properties: Any, expected: Any) -> None:
+def test_time_to_live(headers, properties, expected):
     assert ttl_ms(headers, properties) == expected
 
 
-def test_never_a_part_of_a_millisecond_early() -> None:
+def test_never_a_part_of_a_millisecond_early():
     eta = (IN_A_MINUTE + timedelta(microseconds=1)).isoformat()
     assert due_ms({"task": "t", "eta": eta}, {}, NOW_MS) == NOW_MS + 60_001

@@ -1,21 +1,17 @@
 """Celery's asynchronous worker loop: ``kombu.asynchronous.Hub`` (research/interfaces.md A6)."""
 
-from __future__ import annotations
-
 import _signal
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any
 
 import pytest
 from kit.interruption import interrupt, runs_handlers
-from kombu import Connection, Queue
+from kombu import Queue
 from kombu.asynchronous import Hub
 
 from kombu_fdb.errors import FormatError, StoreUnavailable
@@ -28,13 +24,13 @@ from kombu_fdb.transport.consuming.fetcher import Fetcher
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub():
     hub = Hub()
     yield hub
     hub.close()
 
 
-def run(hub: Hub, condition: Any, turns: int = 200) -> None:
+def run(hub, condition, turns=200):
     for _ in range(turns):
         if condition():
             return
@@ -42,13 +38,13 @@ def run(hub: Hub, condition: Any, turns: int = 200) -> None:
     raise AssertionError("the loop turned in vain")
 
 
-def publish(connection: Connection, *bodies: Any) -> None:
+def publish(connection, *bodies):
     for body in bodies:
         connection.Producer(auto_declare=False).publish(body, routing_key="q")
 
 
-def test_delivers_what_was_there_and_what_comes(connection: Connection, connect: Any, hub: Hub) -> None:
-    received: list[Any] = []
+def test_delivers_what_was_there_and_what_comes(connection, connect, hub):
+    received = []
     publish(connection, 1, 2)
     connection.register_with_event_loop(hub)  # Celery registers before there are consumers
     with connection.Consumer(
@@ -60,12 +56,12 @@ def test_delivers_what_was_there_and_what_comes(connection: Connection, connect:
     assert received == [1, 2, 3]
 
 
-def turns_of(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+def turns_of(monkeypatch):
     """The threads of the turns that follow."""
-    threads: list[threading.Thread] = []
+    threads = []
     turn = Fetcher.turn
 
-    def noted(self: Fetcher) -> float | None:
+    def noted(self):
         threads.append(threading.current_thread())
         return turn(self)
 
@@ -73,7 +69,7 @@ def turns_of(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return threads
 
 
-def idle_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any) -> list[threading.Thread]:
+def idle_loop(connection, hub, monkeypatch, until):
     """Threads of turns from now on: the thread has looked, and sleeps."""
     receiver = connection.transport.receiver
     if not receiver.may_be_driven:
@@ -89,18 +85,16 @@ def idle_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.fixture
-def thread_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def thread_at_rest(monkeypatch):
     """However long the loop takes no turn."""
     monkeypatch.setattr(watch_set_module, "LONGEST_REST_S", 60.0)
     monkeypatch.setattr(watch_set_module, "BESIDE_LOOP", 1e6)
 
 
 @pytest.mark.usefixtures("thread_at_rest")
-def test_takes_the_turns_that_are_due(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+def test_takes_the_turns_that_are_due(connection, hub, monkeypatch, until):
     """Messages that come, and acks that are enough for a claim; no message passes from one thread to another."""
-    received: list[Any] = []
+    received = []
     connection.register_with_event_loop(hub)
     with connection.Consumer(
         [Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack()), prefetch_count=2
@@ -117,14 +111,12 @@ def test_takes_the_turns_that_are_due(
 
 
 @pytest.mark.usefixtures("thread_at_rest")
-def test_a_pool_gets_what_a_claim_brought_before_the_next_turn(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+def test_a_pool_gets_what_a_claim_brought_before_the_next_turn(connection, hub, monkeypatch, until):
     """The turn after a claim, which watches the emptied queue, costs the tasks no time."""
-    at_write: list[list[threading.Thread]] = []
+    at_write = []
     reading, writing = os.pipe()
 
-    def write() -> None:
+    def write():
         hub.remove(writing)
         at_write.append(list(threads))
 
@@ -140,9 +132,7 @@ def test_a_pool_gets_what_a_claim_brought_before_the_next_turn(
 
 
 @pytest.mark.usefixtures("thread_at_rest")
-def test_the_thread_takes_a_turn_beside_a_loop_only_if_one_is_due(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+def test_the_thread_takes_a_turn_beside_a_loop_only_if_one_is_due(connection, hub, monkeypatch, until):
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=print):
         threads, receiver = idle_loop(connection, hub, monkeypatch, until), connection.transport.receiver
@@ -163,10 +153,8 @@ def test_the_thread_takes_a_turn_beside_a_loop_only_if_one_is_due(
             threads.clear()
 
 
-def test_the_first_ack_waits_twice_as_long_where_a_claim_will_take_it_along(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
-    received: list[Any] = []
+def test_the_first_ack_waits_twice_as_long_where_a_claim_will_take_it_along(connection, hub, monkeypatch, until):
+    received = []
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=received.append, prefetch_count=4):
         idle_loop(connection, hub, monkeypatch, until)
@@ -179,11 +167,9 @@ def test_the_first_ack_waits_twice_as_long_where_a_claim_will_take_it_along(
 
 
 @pytest.mark.parametrize("blocked", ["in a turn", "too late", "failed", "broken"])
-def test_leaves_the_turns_to_the_thread(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, blocked: str
-) -> None:
+def test_leaves_the_turns_to_the_thread(connection, hub, monkeypatch, until, blocked):
     """While another thread takes one, or another process writes. If the store has failed, the loop raises that."""
-    received: list[Any] = []
+    received = []
     connection.register_with_event_loop(hub)
     hub.propagate_errors = connection.connection_errors
     with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
@@ -213,11 +199,9 @@ def test_leaves_the_turns_to_the_thread(
 
 
 @pytest.mark.parametrize(("share", "times"), [(1e9, 3), (1e-9, 2)])
-def test_slow_turns_stay_the_loops_unless_they_take_much_of_its_time(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, share: float, times: int
-) -> None:
+def test_slow_turns_stay_the_loops_unless_they_take_much_of_its_time(connection, hub, monkeypatch, until, share, times):
     """A checkpoint now and then does not send all turns to the thread; a slow disk does."""
-    received: list[Any] = []
+    received = []
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
         threads = idle_loop(connection, hub, monkeypatch, until)
@@ -232,12 +216,12 @@ def test_slow_turns_stay_the_loops_unless_they_take_much_of_its_time(
         assert threading.current_thread() in threads
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def fail_once(monkeypatch, error):
     """In a turn of this thread."""
     errors, thread = [error], threading.current_thread()
     plan = Dispatch.plan
 
-    def failing(self: Dispatch, *args: Any) -> Any:
+    def failing(self, *args):
         if errors and threading.current_thread() is thread:
             raise errors.pop()
         return plan(self, *args)
@@ -246,14 +230,12 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
-def test_a_shutdown_begins_after_the_turn(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, number: signal.Signals
-) -> None:
+def test_a_shutdown_begins_after_the_turn(connection, hub, monkeypatch, until, number):
     """Celery's handlers work for long, and use the broker."""
-    received: list[Any] = []
-    mine: list[bool] = []
+    received = []
+    mine = []
 
-    def shut_down(*_: object) -> None:
+    def shut_down(*_):
         mine.append(connection.transport.receiver.watch_set.turns.mine)
         publish(connection, "from the handler")
 
@@ -266,7 +248,7 @@ def test_a_shutdown_begins_after_the_turn(
             idle_loop(connection, hub, monkeypatch, until)
             plan = Dispatch.plan
 
-            def struck(self: Dispatch, *args: Any) -> Any:
+            def struck(self, *args):
                 monkeypatch.setattr(Dispatch, "plan", plan)
                 signal.raise_signal(number)
                 return plan(self, *args)
@@ -281,25 +263,25 @@ def test_a_shutdown_begins_after_the_turn(
     assert mine == [False]
 
 
-def test_a_handler_that_sets_another_one_and_raises() -> None:
+def test_a_handler_that_sets_another_one_and_raises():
     """As Celery's does for the next signal. What it raises comes out of the call; the handlers stay as it set them."""
 
     class Ended(BaseException):
         pass
 
-    def first(*_: object) -> None:
+    def first(*_):
         signal.signal(signal.SIGQUIT, second)
         raise Ended
 
-    def second(*_: object) -> None:
+    def second(*_):
         called.append(2)
 
-    def work() -> None:
+    def work():
         signal.raise_signal(signal.SIGQUIT)
         signal.raise_signal(signal.SIGQUIT)
         called.append(1)
 
-    called: list[int] = []
+    called = []
     before = signal.signal(signal.SIGQUIT, first)
     try:
         with pytest.raises(Ended):
@@ -310,11 +292,11 @@ def test_a_handler_that_sets_another_one_and_raises() -> None:
         signal.signal(signal.SIGQUIT, before)
 
 
-def test_a_child_that_another_thread_forks_meanwhile_keeps_its_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_another_thread_forks_meanwhile_keeps_its_handlers(monkeypatch):
     """Otherwise it would be deaf to SIGTERM for good: there, no turn ends."""
-    called: list[str] = []
+    called = []
 
-    def work() -> None:
+    def work():
         monkeypatch.setattr(os, "getpid", lambda: -1)
         signal.raise_signal(signal.SIGTERM)
         called.append("work")
@@ -327,16 +309,16 @@ def test_a_child_that_another_thread_forks_meanwhile_keeps_its_handlers(monkeypa
     assert called == ["handler", "work"]
 
 
-def test_a_handler_that_comes_while_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_comes_while_it_is_noted(monkeypatch):
     """What it sets stays set: Celery's first Ctrl-C prepares the second."""
 
-    def first(*_: object) -> None:
+    def first(*_):
         signal.signal(signal.SIGINT, second)
 
-    def second(*_: object) -> None:
+    def second(*_):
         raise AssertionError
 
-    def getsignal(number: int) -> Any:
+    def getsignal(number):
         handler = real(number)
         if handler is first:
             signal.raise_signal(number)
@@ -352,7 +334,7 @@ def test_a_handler_that_comes_while_it_is_noted(monkeypatch: pytest.MonkeyPatch)
         signal.signal(signal.SIGINT, before)
 
 
-def test_after_a_reset_the_thread_takes_the_turns(connection: Connection, hub: Hub, until: Any) -> None:
+def test_after_a_reset_the_thread_takes_the_turns(connection, hub, until):
     connection.transport_options["poll_interval"] = 0.1
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=print):
@@ -362,12 +344,10 @@ def test_after_a_reset_the_thread_takes_the_turns(connection: Connection, hub: H
         until(lambda: connection.transport.store.engine.inspect.counts("q").leased == 1)
 
 
-def test_a_timer_that_an_earlier_one_has_replaced_takes_no_turn(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timer_that_an_earlier_one_has_replaced_takes_no_turn(connection, hub, monkeypatch):
     """Each turn could have set another one, so there would have been more and more."""
-    timers: list[Any] = []
-    turns: list[Any] = []
+    timers = []
+    turns = []
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")]):
         monkeypatch.setattr(hub, "call_later", lambda _, timer, moment: timers.append(partial(timer, moment)))
@@ -384,7 +364,7 @@ def test_a_timer_that_an_earlier_one_has_replaced_takes_no_turn(
 FILES = frozenset(str(each.__file__) for each in (loop_module, receiver_module, watch_set_module))
 
 
-def test_a_timer_that_the_loop_has_cleared_is_set_again(connection: Connection, hub: Hub) -> None:
+def test_a_timer_that_the_loop_has_cleared_is_set_again(connection, hub):
     """Celery clears all timers, also those of others, when it has lost a connection."""
     connection.Consumer([Queue("q")], callbacks=[print]).consume()
     connection.register_with_event_loop(hub)
@@ -395,9 +375,7 @@ def test_a_timer_that_the_loop_has_cleared_is_set_again(connection: Connection, 
     assert len(hub.timer) == 1
 
 
-def test_the_loop_goes_on_by_itself_after_an_exception_at_any_line_of_a_turn(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+def test_the_loop_goes_on_by_itself_after_an_exception_at_any_line_of_a_turn(connection, hub, monkeypatch, until):
     """Also while the thread sleeps, and nothing else asks for a turn before the safety look."""
     with beside_a_loop(connection, hub, monkeypatch, until) as received:
         receiver = connection.transport.receiver
@@ -413,11 +391,11 @@ def test_the_loop_goes_on_by_itself_after_an_exception_at_any_line_of_a_turn(
         assert moment > 30
 
 
-def test_a_callback_that_works_for_long_keeps_no_ack_waiting(connection: Connection, hub: Hub, until: Any) -> None:
+def test_a_callback_that_works_for_long_keeps_no_ack_waiting(connection, hub, until):
     """And what was claimed for a callback to come goes back."""
-    left: list[int] = []
+    left = []
 
-    def work(message: Any) -> None:
+    def work(message):
         if not left:
             message.ack()
             counts = connection.transport.store.engine.inspect.counts
@@ -432,12 +410,12 @@ def test_a_callback_that_works_for_long_keeps_no_ack_waiting(connection: Connect
 
 
 def test_a_callback_that_makes_room_again_and_again_does_not_keep_the_thread_from_its_turn(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+    connection, hub, monkeypatch, until
+):
     """As one that works on a batch, and settles each message when it is done with it."""
-    left: list[bool] = []
+    left = []
 
-    def work(message: Any) -> None:
+    def work(message):
         threads.clear()
         until(lambda: connection.transport.on_room() or threads)
         left.append(True)
@@ -449,11 +427,11 @@ def test_a_callback_that_makes_room_again_and_again_does_not_keep_the_thread_fro
         run(hub, lambda: left)
 
 
-def test_credit_returns_by_an_ack_in_another_thread(connection: Connection, hub: Hub) -> None:
+def test_credit_returns_by_an_ack_in_another_thread(connection, hub):
     publish(connection, *range(10))
-    received: list[Any] = []
+    received = []
 
-    def on_message(message: Any) -> None:
+    def on_message(message):
         received.append(message.payload)
         threading.Timer(0.01, message.ack).start()
 
@@ -463,8 +441,8 @@ def test_credit_returns_by_an_ack_in_another_thread(connection: Connection, hub:
     assert received == list(range(10))
 
 
-def test_survives_a_reset(connection: Connection, hub: Hub) -> None:
-    received: list[Any] = []
+def test_survives_a_reset(connection, hub):
+    received = []
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=received.append):
         hub.reset()
@@ -473,7 +451,7 @@ def test_survives_a_reset(connection: Connection, hub: Hub) -> None:
         run(hub, lambda: len(received) == 1)
 
 
-def test_close_leaves_nothing_in_the_loop(connect: Any, hub: Hub) -> None:
+def test_close_leaves_nothing_in_the_loop(connect, hub):
     connection = connect()
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")]):
@@ -483,7 +461,7 @@ def test_close_leaves_nothing_in_the_loop(connect: Any, hub: Hub) -> None:
     assert not hub.on_tick
 
 
-def test_close_leaves_a_reused_descriptor_alone(connect: Any, hub: Hub) -> None:
+def test_close_leaves_a_reused_descriptor_alone(connect, hub):
     connection = connect()
     connection.register_with_event_loop(hub)
     descriptor = connection.transport.receiver.fetcher.arrived.fileno()
@@ -495,9 +473,9 @@ def test_close_leaves_a_reused_descriptor_alone(connect: Any, hub: Hub) -> None:
 
 
 @contextmanager
-def beside_a_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any) -> Iterator[list[Any]]:
+def beside_a_loop(connection, hub, monkeypatch, until):
     """What is received by a consumer that only a wake-up tells of a message."""
-    received: list[Any] = []
+    received = []
     connection.transport_options["poll_interval"] = 300.0
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
@@ -506,9 +484,7 @@ def beside_a_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("timeout", [0, 60])
-def test_a_drain_beside_a_loop_that_does_not_turn(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, timeout: float
-) -> None:
+def test_a_drain_beside_a_loop_that_does_not_turn(connection, hub, monkeypatch, until, timeout):
     """Celery registers before mingle drains. What is rung for the loop wakes the drain, which must not lose it."""
     with beside_a_loop(connection, hub, monkeypatch, until) as received:
         receiver = connection.transport.receiver
@@ -520,9 +496,7 @@ def test_a_drain_beside_a_loop_that_does_not_turn(
     assert len(received) == 1
 
 
-def test_a_drain_leaves_the_loop_its_wake_up(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+def test_a_drain_leaves_the_loop_its_wake_up(connection, hub, monkeypatch, until):
     with beside_a_loop(connection, hub, monkeypatch, until) as received:
         receiver = connection.transport.receiver
         monkeypatch.setattr(connection.transport, "_first_look", lambda _: False)  # the time is over
@@ -533,7 +507,7 @@ def test_a_drain_leaves_the_loop_its_wake_up(
         run(hub, lambda: received, turns=10)
 
 
-def test_a_dead_connection_is_silent(connect: Any, hub: Hub) -> None:
+def test_a_dead_connection_is_silent(connect, hub):
     connection = connect()
     connection.register_with_event_loop(hub)
     loop = connection.transport._loop
@@ -543,14 +517,12 @@ def test_a_dead_connection_is_silent(connect: Any, hub: Hub) -> None:
     assert not hub.readers
 
 
-def test_what_takes_long_has_a_turn_of_the_loop_for_itself(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_long_has_a_turn_of_the_loop_for_itself(connection, hub, monkeypatch):
     """With the solo pool a delivery is the task: between two of them the loop notes early acks, and a SIGTERM."""
     monkeypatch.setattr(loop_module, "DELIVERING_S", 0.0)
     turns, in_turn = [0], []
 
-    def work(message: Any) -> None:
+    def work(message):
         in_turn.append(turns[0])
         message.ack()
 

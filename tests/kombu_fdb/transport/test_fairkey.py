@@ -1,11 +1,8 @@
 """Where the fairness key of a message comes from, and what it does for a tenant in Celery's terms."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
@@ -16,15 +13,15 @@ from kombu_fdb.transport import batched
 from kombu_fdb.transport.fairkey import key_reader
 
 
-def by_customer(task: str, args: Any, kwargs: Any, headers: Any) -> Any:
+def by_customer(task, args, kwargs, headers):
     return kwargs.get("customer") or (args[0] if task == "shop.order" else None)
 
 
-def failing(*_: Any) -> str:
+def failing(*_):
     raise RuntimeError("a bug")
 
 
-def task(*args: Any, **kwargs: Any) -> dict[str, Any]:
+def task(*args, **kwargs):
     return {"headers": {"task": "shop.order"}, "properties": {}, "body": [list(args), kwargs, {}], "content-type": None}
 
 
@@ -38,11 +35,11 @@ def task(*args: Any, **kwargs: Any) -> dict[str, Any]:
         ({"headers": {"MessageGroupId": "g"}}, "g"),
     ],
 )
-def test_explicit_keys(message: dict[str, Any], key: str) -> None:
+def test_explicit_keys(message, key):
     assert key_reader(None)(message) == key
 
 
-def test_another_header() -> None:
+def test_another_header():
     read = key_reader("tenant")
     assert read({"headers": {"tenant": "acme"}}) == "acme"
     assert read({"headers": {"tenant": "acme", "fair_key": "other"}}) == "other"
@@ -52,7 +49,7 @@ def test_another_header() -> None:
         read({"headers": {"tenant": [7]}})
 
 
-def test_a_function_of_the_task() -> None:
+def test_a_function_of_the_task():
     read = key_reader(f"{__name__}:by_customer")
     assert read(task(1, customer="acme")) == "acme"
     assert read(task("first")) == "first"
@@ -61,7 +58,7 @@ def test_a_function_of_the_task() -> None:
     assert read(encoded) == "acme"
 
 
-def test_a_function_that_fails_does_not_stop_the_publish(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_that_fails_does_not_stop_the_publish(caplog):
     with caplog.at_level(logging.ERROR):
         assert key_reader(f"{__name__}:failing")(task(1)) == ""
     assert "without a key" in caplog.text
@@ -70,10 +67,10 @@ def test_a_function_that_fails_does_not_stop_the_publish(caplog: pytest.LogCaptu
 class Trap:
     """Leaves a mark where it is unpickled."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return (Path.touch, (self.path,))
 
 
@@ -81,9 +78,7 @@ class Trap:
     "kind", ["application/x-python-serialize", "pickle", "application/x-yaml", "application/x-bad"]
 )
 @pytest.mark.parametrize("compression", [None, "application/x-gzip"])
-def test_a_forwarder_decodes_nothing_but_json(
-    tmp_path: Path, kind: str, compression: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_forwarder_decodes_nothing_but_json(tmp_path, kind, compression, caplog):
     """Whatever the process has enabled for bodies of its own: it republishes what others made."""
     sprung = tmp_path / "sprung"
     yaml = f"!!python/object/apply:os.mkdir [{sprung}]".encode()
@@ -101,7 +96,7 @@ def test_a_forwarder_decodes_nothing_but_json(
     assert "failed" not in caplog.text
 
 
-def test_a_pickled_task_is_forwarded_through_a_connection(tmp_path: Path) -> None:
+def test_a_pickled_task_is_forwarded_through_a_connection(tmp_path):
     options = {"fair_key": f"{__name__}:by_customer"}
     url = f"fdb+sqlite:///{tmp_path}/broker.db"
     with Connection(url, transport_options=options) as connection:
@@ -121,12 +116,12 @@ def test_a_pickled_task_is_forwarded_through_a_connection(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("option", ["no.such.module:key", f"{__name__}:nothing", f"{__name__}:pytestmark_"])
-def test_a_function_that_is_not_there(option: str) -> None:
+def test_a_function_that_is_not_there(option):
     with pytest.raises(InvalidArgument, match=r"package\.module:function"):
         key_reader(option)
 
 
-def test_a_noisy_tenant_delays_a_quiet_one_by_one_turn(tmp_path: Path) -> None:
+def test_a_noisy_tenant_delays_a_quiet_one_by_one_turn(tmp_path):
     """Through kombu: 300 messages of one key, then one of another, which comes second."""
     with Connection(f"fdb+sqlite:///{tmp_path}/broker.db") as connection:
         channel = connection.channel()
@@ -137,9 +132,9 @@ def test_a_noisy_tenant_delays_a_quiet_one_by_one_turn(tmp_path: Path) -> None:
             for number in range(300):
                 producer.publish(number, routing_key="jobs", headers={"fair_key": "noisy"})
         producer.publish("quiet", routing_key="jobs", headers={"fair_key": "quiet"})
-        seen: list[Any] = []
+        seen = []
 
-        def on_message(message: Any) -> None:
+        def on_message(message):
             seen.append(message.payload)
             message.ack()
 
@@ -150,7 +145,7 @@ def test_a_noisy_tenant_delays_a_quiet_one_by_one_turn(tmp_path: Path) -> None:
     assert "quiet" in seen[:2]
 
 
-def test_a_function_in_the_transport_options(tmp_path: Path) -> None:
+def test_a_function_in_the_transport_options(tmp_path):
     options = {"fair_key": "no.such.module:key"}
     with (
         pytest.raises(InvalidArgument),

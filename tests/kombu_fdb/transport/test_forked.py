@@ -1,7 +1,5 @@
 """What a forked child does with the messages of its parent, which is nothing, and with what it has counted itself."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 
@@ -13,7 +11,7 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError
 
 
-def in_child(action) -> int:
+def in_child(action):
     """Its exit status: 0 if it did it, or heard that it must not."""
     pid = os.fork()
     if pid == 0:

@@ -1,9 +1,6 @@
 """What a publisher can write that makes no sense: refused, with nothing stored (transport/envelope.py)."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,18 +16,18 @@ from kombu_fdb.transport.fairkey import key_reader
 
 NOW_MS = 1_800_000_000_000
 HUGE = 10**400
-NO_TEXT: list[Any] = [7, 0, 1.5, True, ["a"], {"a": 1}, b"a", UUID(int=7)]
-NO_NUMBER: list[Any] = [
+NO_TEXT = [7, 0, 1.5, True, ["a"], {"a": 1}, b"a", UUID(int=7)]
+NO_NUMBER = [
     *("soon", "", True, [1], {"a": 1}, math.nan, math.inf, -math.inf, "nan", "inf"),
     *(1e13, 1_795_320_004_851_654_922, "1e300", HUGE, 2**64),  # numbers, and nothing behind the edge can hold them
 ]
-NEGATIVE: list[Any] = [-1, -0.5, "-3000"]
-NO_WHOLE: list[Any] = ["high", "", "5.0", "-1", -1, 5.0, True, [5], math.nan, HUGE, "9" * 30]
-NO_MOMENT: list[Any] = ["soon", 5, 1.5, True, [1], {"a": 1}, "2031-13-01", HUGE]
+NEGATIVE = [-1, -0.5, "-3000"]
+NO_WHOLE = ["high", "", "5.0", "-1", -1, 5.0, True, [5], math.nan, HUGE, "9" * 30]
+NO_MOMENT = ["soon", 5, 1.5, True, [1], {"a": 1}, "2031-13-01", HUGE]
 
 #: A Celery task of protocol 2.
 TASK = {"task": "t", "id": "an-id", "lang": "py", "argsrepr": "()"}
-HEADERS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+HEADERS = {
     "fair_key": ({}, NO_TEXT),
     "MessageGroupId": ({}, NO_TEXT),
     "dedup_id": ({}, NO_TEXT),
@@ -52,7 +49,7 @@ HEADERS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "group_index": (TASK, ["a", 1.5, HUGE]),
     "anything": ({}, [HUGE, -HUGE, {"a": [HUGE]}, 2**63]),
 }
-PROPERTIES: dict[str, list[Any]] = {
+PROPERTIES = {
     "priority": [*NO_WHOLE, 256],
     "expiration": [*NO_NUMBER, *NEGATIVE],
     "DelaySeconds": NO_NUMBER,
@@ -65,7 +62,7 @@ PROPERTIES: dict[str, list[Any]] = {
 }
 
 
-def message(headers: Any = None, properties: Any = None) -> dict[str, Any]:
+def message(headers=None, properties=None):
     return {
         "body": b"[[], {}, {}]",
         "content-type": "application/json",
@@ -83,18 +80,18 @@ ODD = [each for odd in (ODD_HEADERS, ODD_PROPERTIES) for messages in odd.values(
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_header(name: str) -> None:
+def test_a_header(name):
     for odd in ODD_HEADERS[name]:
         refuses(name, odd)
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_a_property(name: str) -> None:
+def test_a_property(name):
     for odd in ODD_PROPERTIES[name]:
         refuses(name, odd)
 
 
-def refuses(name: str, odd: dict[str, Any]) -> None:
+def refuses(name, odd):
     with pytest.raises(InvalidArgument, match=name) as raised:
         encode(odd, "", "q", now_ms=NOW_MS, key_of=key_reader(None))
     assert raised.value.fix
@@ -102,7 +99,7 @@ def refuses(name: str, odd: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["shadow", "argsrepr", "kwargsrepr"])
-def test_a_lazy_text_of_djangos_is_what_it_says(name: str) -> None:
+def test_a_lazy_text_of_djangos_is_what_it_says(name):
     """As kombu has it on Redis; a worker sees a text."""
     said = message({**TASK, name: lazystr("Grüße")}, {"correlation_id": lazystr("c")})
     opened = open_payload(encode(said, "", "q", now_ms=NOW_MS).payload)
@@ -119,13 +116,13 @@ def test_a_lazy_text_of_djangos_is_what_it_says(name: str) -> None:
     ],
     ids=["bytes", "UUID", "UUID of a task"],
 )
-def test_an_object_for_a_text_names_what_to_write(odd: dict[str, Any], fix: str) -> None:
+def test_an_object_for_a_text_names_what_to_write(odd, fix):
     with pytest.raises(InvalidArgument) as raised:
         encode(odd, "", "q", now_ms=NOW_MS)
     assert fix in raised.value.fix
 
 
-def test_nothing_is_stored_of_it(channel: Any) -> None:
+def test_nothing_is_stored_of_it(channel):
     for odd in ODD:
         with pytest.raises(InvalidArgument):
             channel.basic_publish(odd, "", "q")
@@ -145,11 +142,11 @@ def test_nothing_is_stored_of_it(channel: Any) -> None:
         ({"big": 2**63 - 1, "small": -(2**63), "text": "9" * 100, "float": 1e300}, {}),
     ],
 )
-def test_what_makes_sense_is_published(headers: dict[str, Any], properties: dict[str, Any]) -> None:
+def test_what_makes_sense_is_published(headers, properties):
     encode(message(headers, properties), "", "q", now_ms=NOW_MS)
 
 
-TASK_OPTIONS: list[tuple[dict[str, Any], str]] = [
+TASK_OPTIONS = [
     ({"priority": "high"}, "priority"),
     ({"expiration": -3}, "expiration"),
     ({"dedup_id": 7}, "dedup_id"),
@@ -162,12 +159,12 @@ TASK_OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("base", [Task, FdbTask])
-def test_options_of_a_task(url: str, base: Any) -> None:
+def test_options_of_a_task(url, base):
     app = Celery(broker=url, set_as_current=False)
     app.conf.task_default_queue = "q"
 
     @app.task(name="t", base=base, shared=False)
-    def task() -> None: ...
+    def task(): ...
 
     odd = TASK_OPTIONS if base is FdbTask else [*TASK_OPTIONS, ({"dedup_id": "x"}, "dedup_id")]  # there it is an option
     for options, name in odd:
@@ -176,17 +173,17 @@ def test_options_of_a_task(url: str, base: Any) -> None:
     app.close()
 
 
-def test_a_prefetch_count(channel: Any) -> None:
+def test_a_prefetch_count(channel):
     for count in ("many", -1, 1.5, HUGE):
         with pytest.raises(InvalidArgument, match="prefetch_count"):
             channel.basic_qos(0, count, False)
 
 
-def test_what_others_have_stored_is_delivered_and_can_be_buried(connection: Any, channel: Any) -> None:
+def test_what_others_have_stored_is_delivered_and_can_be_buried(connection, channel):
     """A consumer does not judge another program's options: only what would end a worker is refused (``tasks.py``)."""
     channel.engine.publisher.publish([Publication("", "q", payload_of(odd, "", "q")) for odd in ODD])
     Producer(channel).publish("good", routing_key="q")
-    seen: list[Any] = []
+    seen = []
     with Consumer(channel, [Queue("q")], on_message=seen.append, accept=["json"]):
         while len(seen) <= len(ODD):
             connection.drain_events(timeout=60)

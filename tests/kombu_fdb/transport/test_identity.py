@@ -1,7 +1,5 @@
 """Task ids and dedup ids, as Celery and plain Kombu write them."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta
 

@@ -1,15 +1,11 @@
 """Exceptions out of signal handlers, and closing: no message is held without an owner, and nothing stays locked."""
 
-from __future__ import annotations
-
 import dis
 import queue
 import threading
-from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from operator import methodcaller
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -24,7 +20,6 @@ import kombu_fdb.api.consumer
 import kombu_fdb.api.job
 import kombu_fdb.api.queue
 from kombu_fdb import Broker
-from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.facade import messages
 from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Lease, Publication
@@ -56,19 +51,19 @@ MOST_WAIT_QUEUES = 400
 
 
 @pytest.fixture(params=[True, False], ids=["tokens", "answered"])
-def tokens(request: pytest.FixtureRequest) -> Faults | None:
+def tokens(request):
     """A store that may lose answers, and one that never does."""
     return Faults() if request.param else None
 
 
 @pytest.fixture
-def broker(tokens: Faults | None) -> Iterator[Broker]:
+def broker(tokens):
     url = f"fdb+memory://{random_id().hex()}"
     with MemoryStores(lambda: FaultyDatabase(faults=tokens)), Broker.open(url, delivery_limit=None) as broker:
         yield broker
 
 
-def in_another_thread(call: Callable[[], object]) -> None:
+def in_another_thread(call):
     """It must not wait for what the interrupted thread holds."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -76,7 +71,7 @@ def in_another_thread(call: Callable[[], object]) -> None:
     assert not thread.is_alive(), "something stayed locked"
 
 
-def each_line(call: Callable[[], object], after: Callable[[], object], watched: frozenset[str] = WATCHED) -> int:
+def each_line(call, after, watched=WATCHED):
     """Interrupt ``call`` at every line in turn; look ``after`` each."""
     for line in range(1, MOST_WAIT_QUEUES):
         if not interrupt(call, line, watched, strikes=runs_handlers):
@@ -85,7 +80,7 @@ def each_line(call: Callable[[], object], after: Callable[[], object], watched: 
     raise AssertionError("the call has no end")
 
 
-def held(broker: Broker) -> int:
+def held(broker):
     """How many messages this process holds, when all that is suspect is recovered."""
     own = broker._client.session()
     for first in list(own._claims):  # given up by age, else
@@ -94,27 +89,27 @@ def held(broker: Broker) -> int:
     return broker.queue("q").stats().leased
 
 
-def settle_down(broker: Broker) -> None:
+def settle_down(broker):
     """What the duties thread does."""
     in_another_thread(broker._client.deferred_calls.run)
     in_another_thread(broker._client._release_pending)
 
 
-def let_all_go(broker: Broker) -> None:
+def let_all_go(broker):
     """As soon as the duties thread has released what it has taken from the list."""
     settle_down(broker)
     until(lambda: held(broker) == 0 and not broker._client.owes, say=lambda: f"{held(broker)} are held")
 
 
-def claim(broker: Broker) -> None:
+def claim(broker):
     broker._client.session().claim(["q"], 2)
 
 
-def take(broker: Broker) -> None:
+def take(broker):
     broker.queue("q").take_many(2, timeout=0)
 
 
-def wait(broker: Broker) -> None:
+def wait(broker):
     """In a wait queue with rivals."""
     broker.connection.contention.contest(["q"])
     broker.queue("q").take_many(2, timeout=5)
@@ -122,12 +117,12 @@ def wait(broker: Broker) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a job's finalizer
 @pytest.mark.parametrize("how", [claim, take, wait])
-def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: Callable[[Broker], None]) -> None:
-    queue: Queue = broker.queue("q")
+def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker, how):
+    queue = broker.queue("q")
     queue.put_many([str(number) for number in range(3)])
     queue.take(timeout=0).release()  # type: ignore[union-attr]
 
-    def look() -> None:
+    def look():
         let_all_go(broker)
         assert queue.stats().ready == 3
         assert not broker.connection.held
@@ -141,17 +136,17 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a job's finalizer
 @pytest.mark.parametrize("how", ["ack", "release", "bury"])
-def test_a_settlement_that_is_interrupted_anywhere_leaves_nothing_held(broker: Broker, how: str) -> None:
+def test_a_settlement_that_is_interrupted_anywhere_leaves_nothing_held(broker, how):
     """A lease that the process believes to hold would keep the store open for good."""
     settle = methodcaller(how)
     queue = broker.queue("q")
-    jobs: list[Any] = []
+    jobs = []
 
-    def take() -> None:
+    def take():
         queue.put("x", ttr=3600)
         jobs.append(queue.take(timeout=0))
 
-    def look() -> None:
+    def look():
         jobs.clear()  # Python ends it, and so drops what was not settled
         let_all_go(broker)
         assert not broker.connection.held
@@ -162,7 +157,7 @@ def test_a_settlement_that_is_interrupted_anywhere_leaves_nothing_held(broker: B
     assert each_line(lambda: settle(jobs[-1]), look, WATCHED | {str(kombu_fdb.api.job.__file__)}) > 10
 
 
-def test_a_session_whose_opening_was_interrupted_is_not_kept(broker: Broker) -> None:
+def test_a_session_whose_opening_was_interrupted_is_not_kept(broker):
     """Its threads would go on when the store is closed, and it would never end."""
     own, files, others = broker._client, {str(client.__file__)}, set(threading.enumerate())
     line, where = 0, "yes"
@@ -178,14 +173,14 @@ def test_a_session_whose_opening_was_interrupted_is_not_kept(broker: Broker) -> 
     assert line > 5
 
 
-def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None) -> None:
+def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens):
     url = f"fdb+memory://{random_id().hex()}"
     with MemoryStores(lambda: FaultyDatabase(faults=tokens)), Broker.open(url) as broker, Connection(url) as connection:
-        queue: Queue = broker.queue("q")
+        queue = broker.queue("q")
         connection.Producer(auto_declare=False).publish("x", routing_key="q")
         connection.default_channel.basic_get("q").requeue()
 
-        def look() -> None:
+        def look():
             let_all_go(broker)
             assert queue.stats().ready == 1
             assert not len(connection.default_channel.qos)
@@ -196,7 +191,7 @@ def test_a_get_that_is_interrupted_anywhere_holds_nothing(tokens: Faults | None)
 
 @pytest.mark.parametrize("how", ["get", "consume"])
 @pytest.mark.parametrize("error", [TimeoutError, MemoryError])
-def test_what_interrupts_the_opening_of_a_message_says_nothing_of_it(how: str, error: type[Exception]) -> None:
+def test_what_interrupts_the_opening_of_a_message_says_nothing_of_it(how, error):
     """An alarm's exception may be no ``BaseException``; the message is as good as before."""
     url, opening = f"fdb+memory://{random_id().hex()}", [channel.Channel.open, envelope.open_delivery]
     codes = {each.__code__ for each in (*opening, envelope.open_payload)}
@@ -206,17 +201,17 @@ def test_what_interrupts_the_opening_of_a_message_says_nothing_of_it(how: str, e
         if how == "consume":
             own.basic_consume("q", False, received.put, "tag")
 
-        def once() -> None:
+        def once():
             if how == "consume":
                 connection.drain_events(timeout=10)
             else:
                 received.put(own.basic_get("q"))
 
-        def look() -> None:
+        def look():
             settle_down(broker)
             assert broker.queue("q.dead").count() == 0
 
-        def strikes(frame: FrameType) -> bool:
+        def strikes(frame):
             return frame.f_code in codes and runs_handlers(frame)
 
         files, line = {code.co_filename for code in codes}, 1
@@ -227,18 +222,18 @@ def test_what_interrupts_the_opening_of_a_message_says_nothing_of_it(how: str, e
         assert received.get_nowait().payload == "x"
 
 
-def test_a_rejection_for_later_that_is_interrupted_anywhere_happens_once(tokens: Faults | None) -> None:
+def test_a_rejection_for_later_that_is_interrupted_anywhere_happens_once(tokens):
     """It is made, and takes no place, or the message is held as before; no call stays open for good."""
     url = f"fdb+memory://{random_id().hex()}"
     with MemoryStores(lambda: FaultyDatabase(faults=tokens)), Broker.open(url) as broker, Connection(url) as connection:
-        queue: Queue = broker.queue("q")
+        queue = broker.queue("q")
         own, got = connection.default_channel, list[Any]()
 
-        def get() -> None:
+        def get():
             connection.Producer(auto_declare=False).publish("x", routing_key="q")
             got.append(own.basic_get("q"))
 
-        def look() -> None:
+        def look():
             settle_down(broker)
             until(lambda: not broker._client.deferred_calls)  # the duties thread may be making it
             is_held = own.qos.holds(got[-1].delivery_tag)
@@ -254,19 +249,19 @@ def test_a_rejection_for_later_that_is_interrupted_anywhere_happens_once(tokens:
         assert each_line(lambda: own.qos.settle_later(got[-1].delivery_tag, requeue=False), look) > 10
 
 
-def test_an_ack_that_is_interrupted_anywhere_can_be_repeated(broker: Broker) -> None:
+def test_an_ack_that_is_interrupted_anywhere_can_be_repeated(broker):
     queue = broker.queue("q")
-    jobs: list[Any] = []
+    jobs = []
 
-    def take() -> None:
+    def take():
         queue.put("x")
         jobs.append(queue.take(timeout=5))
         broker._client.acks.append(jobs[-1]._delivery.lease)
 
-    def ack() -> None:
+    def ack():
         broker._client.flush_acks()
 
-    def look() -> None:
+    def look():
         in_another_thread(broker._client.flush_acks)
         assert queue.stats().leased == 0, "the ack is lost"
         take()
@@ -275,28 +270,28 @@ def test_an_ack_that_is_interrupted_anywhere_can_be_repeated(broker: Broker) -> 
     assert each_line(ack, look) > 5
 
 
-def after_calls(code: CodeType) -> set[int]:
+def after_calls(code):
     """Where Python looks for signals within a line, among other places."""
     return {after.offset for call, after in pairwise(dis.get_instructions(code)) if call.opname.startswith("CALL")}
 
 
-def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeType) -> bool:
+def interrupt_after_call(call, number, *codes):
     """Raise behind the so many-th call out of this code; False if there are not so many."""
     places = {code: after_calls(code) for code in codes}
     files = {code.co_filename for code in codes}
 
-    def strikes(frame: FrameType) -> bool:
+    def strikes(frame):
         return frame.f_lasti in places.get(frame.f_code, ())
 
     return bool(interrupt(call, number, files, per="opcode", strikes=strikes))
 
 
-def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
+def test_acks_that_are_taken_are_always_somewhere(broker):
     own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, interruption.move.__code__)
     while True:
         number += 1
         own.acks.extend(Lease(b"s", each) for each in range(3))
-        taken: list[Lease] = []
+        taken = []
         struck = interrupt_after_call(lambda: own.take_acks(taken), number, *codes)  # noqa: B023
         assert [each.number for each in (*taken, *own.acks)] == [0, 1, 2]
         own.acks.clear()
@@ -309,12 +304,12 @@ def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
 CONDITION = [threading.Condition.__enter__, threading.Condition.__exit__, threading.Condition.notify]
 
 
-def test_a_time_to_run_that_is_interrupted_anywhere_locks_no_thread_out() -> None:
+def test_a_time_to_run_that_is_interrupted_anywhere_locks_no_thread_out():
     lease = Lease(b"s", 1)
     codes = [each.__code__ for each in (*CONDITION, TimesToRun.watch, TimesToRun.forget, TimesToRun.clear)]
     timers = TimesToRun(lambda leases, _counted: len(leases))
 
-    def begin_and_end() -> None:
+    def begin_and_end():
         timers.watch(lease, 3600, started=lambda: True, gone=lambda: None)
         timers.forget([lease])
         timers.clear()
@@ -326,7 +321,7 @@ def test_a_time_to_run_that_is_interrupted_anywhere_locks_no_thread_out() -> Non
     assert number > 5
 
 
-def test_a_cancel_that_is_interrupted_while_it_waits_stops_no_receiver() -> None:
+def test_a_cancel_that_is_interrupted_while_it_waits_stops_no_receiver():
     url = f"fdb+memory://{random_id().hex()}"
     with MemoryStores(), Connection(url) as connection:
         channel, received = connection.default_channel, queue.SimpleQueue[Any]()
@@ -341,17 +336,17 @@ def test_a_cancel_that_is_interrupted_while_it_waits_stops_no_receiver() -> None
             assert received.get_nowait().payload == "x"
 
 
-def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated() -> None:
+def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated():
     with (
         MemoryStores(lambda: FaultyDatabase(faults=Faults())),
         Broker.open(f"fdb+memory://{random_id().hex()}") as broker,
     ):
         engine, stored = broker._engine, 0
 
-        def put() -> None:
+        def put():
             engine.publisher.publish([Publication("", "q", b"%d" % stored)])
 
-        def look() -> None:
+        def look():
             nonlocal stored
             in_another_thread(put)
             stored += 1
@@ -360,7 +355,7 @@ def test_a_put_that_is_interrupted_anywhere_is_stored_once_when_repeated() -> No
         assert each_line(put, look) > 20
 
 
-def test_a_consumer_that_is_interrupted_after_the_commit_holds_nothing() -> None:
+def test_a_consumer_that_is_interrupted_after_the_commit_holds_nothing():
     faults = Faults()
     with (
         MemoryStores(lambda: FaultyDatabase(faults=faults)),
@@ -376,17 +371,17 @@ def test_a_consumer_that_is_interrupted_after_the_commit_holds_nothing() -> None
         assert queue.count() == 1
 
 
-def test_a_close_that_is_interrupted_anywhere_is_completed_by_the_next(broker: Broker) -> None:
+def test_a_close_that_is_interrupted_anywhere_is_completed_by_the_next(broker):
     queue = broker.queue("q")
     queue.put_many(["1", "2", "3"])
-    ends: list[tuple[Broker, list[Any]]] = []
+    ends = []
 
-    def close() -> None:
+    def close():
         another = Broker(broker._client)
         ends.append((another, another.queue("q").take_many(2, timeout=0)))  # its program keeps the jobs
         another.close()
 
-    def look() -> None:
+    def look():
         another, jobs = ends.pop()
         assert len(jobs) == 2
         another.close()
@@ -403,14 +398,14 @@ def test_a_close_that_is_interrupted_anywhere_is_completed_by_the_next(broker: B
     assert line > 20
 
 
-def is_closing(frame: FrameType | None) -> bool:
+def is_closing(frame):
     while frame is not None and frame.f_code is not kombu_fdb.api.connection.Connection.close.__code__:
         frame = frame.f_back
     return frame is not None
 
 
 @pytest.mark.parametrize("what", ["close the channel", "close the connection", "consume", "cancel"])
-def test_a_closed_connection_holds_nothing_whatever_was_interrupted(what: str) -> None:
+def test_a_closed_connection_holds_nothing_whatever_was_interrupted(what):
     url, where, line = f"fdb+memory://{random_id().hex()}", "begin", 0
     files = frozenset(str(each.__file__) for each in (channel, connection, unacked, dispatch, fetcher, receiver))
     with MemoryStores(), Broker.open(url) as broker, Connection(url) as another:
@@ -439,10 +434,10 @@ def test_a_closed_connection_holds_nothing_whatever_was_interrupted(what: str) -
     assert line > 10
 
 
-def test_a_consumer_whose_thread_could_not_start_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_whose_thread_could_not_start_can_be_made_again(monkeypatch):
     with MemoryStores(), Connection(f"fdb+memory://{random_id().hex()}") as kombu:
         kombu.Producer(auto_declare=False).publish("x", routing_key="q")
-        got: list[Any] = []
+        got = []
         with monkeypatch.context() as patch, pytest.raises(Interrupted):
             patch.setattr(receiver, "start", strike)
             kombu.default_channel.basic_consume("q", True, got.append)
@@ -451,7 +446,7 @@ def test_a_consumer_whose_thread_could_not_start_can_be_made_again(monkeypatch: 
         assert len(got) == 1
 
 
-def test_a_consumer_that_was_registered_without_an_answer_leaves() -> None:
+def test_a_consumer_that_was_registered_without_an_answer_leaves():
     faults = Faults()
     with MemoryStores(lambda: FaultyDatabase(faults=faults)), Connection(f"fdb+memory://{random_id().hex()}") as kombu:
         channel = kombu.default_channel
@@ -465,11 +460,11 @@ def test_a_consumer_that_was_registered_without_an_answer_leaves() -> None:
         until(lambda: channel.queue_declare("q", passive=True).consumer_count == 0)
 
 
-def strike(*_: object) -> None:
+def strike(*_):
     raise Interrupted
 
 
-def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
+def test_closing_settles_every_pending_ack(tmp_path):
     url = f"fdb+sqlite:///{tmp_path}/b.db"
     with Broker.open(url) as broker:
         broker.queue("q").put_many(["x"] * 1200)
@@ -482,13 +477,13 @@ def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
         assert (stats.ready, stats.leased) == (0, 0)
 
 
-def test_threads_claim_side_by_side(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_claim_side_by_side(broker, monkeypatch):
     """BOUNDED: with a lock around it, the last of ten would wait for nine timeouts of the store."""
     queue, together = broker.queue("q"), threading.Barrier(10, timeout=10)
     assert queue.take(timeout=0) is None
     claim = broker._engine.messages.claim
 
-    def claim_together(*args: Any, **given: Any) -> Any:
+    def claim_together(*args, **given):
         together.wait()
         return claim(*args, **given)
 

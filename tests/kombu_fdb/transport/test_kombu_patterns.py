@@ -1,7 +1,5 @@
 """What kombu builds on a transport, as its users do: mixins, broadcasts, mailboxes, ensure, failover, pools."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 

@@ -1,18 +1,14 @@
 """Queue arguments that bound a queue or its consumers, as a kombu user meets them."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from amqp.exceptions import MessageNacked, PreconditionFailed
 from kit.duties import active_consumer
 from kit.queues import drain_all
-from kombu import Connection, Consumer, Queue
+from kombu import Consumer, Queue
 
 from kombu_fdb.errors import StoreUnavailable
 
@@ -20,19 +16,19 @@ from kombu_fdb.errors import StoreUnavailable
 ANOTHER_PROCESS = {"ack_delay_ms": 2.5}
 
 
-def declare(connection: Connection, **arguments: Any) -> Queue:
+def declare(connection, **arguments):
     named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
     queue = Queue("q", queue_arguments=named)
     queue(connection.default_channel).declare()
     return queue
 
 
-def publish(connection: Connection, *bodies: Any, **properties: Any) -> None:
+def publish(connection, *bodies, **properties):
     for body in bodies:
         connection.Producer(auto_declare=False).publish(body, routing_key="q", **properties)
 
 
-def wait_until_active(listener: Listener) -> None:
+def wait_until_active(listener):
     """A consumer becomes active with its first claim, a moment after it subscribed."""
     while not listener.active:
         with contextlib.suppress(TimeoutError):
@@ -42,30 +38,30 @@ def wait_until_active(listener: Listener) -> None:
 class Listener:
     """A consumer of "q" that keeps what it gets."""
 
-    def __init__(self, connection: Connection, **options: Any) -> None:
+    def __init__(self, connection, **options):
         self.connection = connection
-        self.held: list[Any] = []
+        self.held = []
         channel = options.pop("channel", None) or connection.default_channel
         self.consumer = Consumer(channel, [Queue("q")], on_message=self.held.append, auto_declare=False, **options)
         self.consumer.consume()
 
     @property
-    def bodies(self) -> list[Any]:
+    def bodies(self):
         drain_all(self.connection)
         return [message.payload for message in self.held]
 
     @property
-    def active(self) -> bool:
+    def active(self):
         found = active_consumer(self.connection.default_channel.engine, "q")
         return found is not None and found[1].partition("-")[2] in self.consumer._active_tags.values()
 
 
 class TestArguments:
-    def test_a_senseless_one_is_a_precondition_failed(self, connection: Connection) -> None:
+    def test_a_senseless_one_is_a_precondition_failed(self, connection):
         with pytest.raises(PreconditionFailed, match="a whole number of bytes"):
             declare(connection, max_length_bytes="1MB")
 
-    def test_a_refusal_is_what_rabbitmq_s_client_raises(self, connection: Connection) -> None:
+    def test_a_refusal_is_what_rabbitmq_s_client_raises(self, connection):
         declare(connection, max_length=0, overflow="reject-publish")
         with pytest.raises(MessageNacked) as caught:
             publish(connection, "a")
@@ -77,13 +73,11 @@ class TestArguments:
 
 class TestSingleActiveConsumer:
     @pytest.fixture
-    def queue(self, connection: Connection) -> Queue:
+    def queue(self, connection):
         return declare(connection, single_active_consumer=True)
 
     @pytest.mark.parametrize("how", ["cancel", "close the channel", "close the connection"])
-    def test_who_stands_by_takes_over(
-        self, connect: Any, connection: Connection, queue: Queue, until: Any, how: str
-    ) -> None:
+    def test_who_stands_by_takes_over(self, connect, connection, queue, until, how):
         one = Listener(connection, prefetch_count=2)
         wait_until_active(one)
         two = Listener(connect(**ANOTHER_PROCESS, poll_interval=3600.0))
@@ -91,7 +85,7 @@ class TestSingleActiveConsumer:
         until(lambda: one.bodies == [0, 1])
         one.held[0].ack()
         until(lambda: one.bodies == [0, 1, 2])
-        ends: dict[str, Callable[[], object]] = {
+        ends = {
             "cancel": one.consumer.cancel,
             "close the channel": one.consumer.channel.close,
             "close the connection": connection.close,
@@ -100,9 +94,7 @@ class TestSingleActiveConsumer:
         until(lambda: two.bodies and two.bodies[-1] == 3)
         assert two.bodies == ([3] if how == "cancel" else [1, 2, 3])
 
-    def test_of_two_channels_the_first_is_served_until_it_closes(
-        self, connection: Connection, queue: Queue, until: Any
-    ) -> None:
+    def test_of_two_channels_the_first_is_served_until_it_closes(self, connection, queue, until):
         one = Listener(connection, channel=connection.channel())
         two = Listener(connection, channel=connection.channel())
         publish(connection, *range(4))
@@ -113,7 +105,7 @@ class TestSingleActiveConsumer:
         publish(connection, 4)
         until(lambda: two.bodies == [4])
 
-    def test_who_stands_by_costs_nothing(self, connect: Any, connection: Connection, queue: Queue, until: Any) -> None:
+    def test_who_stands_by_costs_nothing(self, connect, connection, queue, until):
         """Messages that wait for the active one are no work for the others, nor a reason to wake up."""
         one = Listener(connection, prefetch_count=1)
         wait_until_active(one)
@@ -132,7 +124,7 @@ class TestSingleActiveConsumer:
         assert two.bodies == claims == []
         assert not armed.is_set()
 
-    def test_a_fenced_process_takes_over_from_itself(self, connection: Connection, queue: Queue, until: Any) -> None:
+    def test_a_fenced_process_takes_over_from_itself(self, connection, queue, until):
         one = Listener(connection)
         publish(connection, 0)
         until(lambda: one.bodies == [0])
@@ -141,9 +133,7 @@ class TestSingleActiveConsumer:
         until(lambda: one.bodies == [0, 0])
         assert one.active
 
-    def test_a_direct_get_is_served_only_without_an_active_consumer(
-        self, connect: Any, connection: Connection, queue: Queue, until: Any
-    ) -> None:
+    def test_a_direct_get_is_served_only_without_an_active_consumer(self, connect, connection, queue, until):
         publish(connection, 0, 1)
         other = connect(**ANOTHER_PROCESS)
         message = other.default_channel.basic_get("q")
@@ -159,7 +149,7 @@ class TestSingleActiveConsumer:
 
 
 class TestTimeToRun:
-    def test_of_the_queue(self, connect: Any, connection: Connection, until: Any, caplog: Any) -> None:
+    def test_of_the_queue(self, connect, connection, until, caplog):
         declare(connection, consumer_timeout=100)
         slow = Listener(connection, prefetch_count=1)
         publish(connection, "task")
@@ -174,7 +164,7 @@ class TestTimeToRun:
         assert slow.connection.default_channel.client.lost_acks == 0
 
     @pytest.mark.parametrize("header", [100, "100.0", 100.4])
-    def test_of_a_message(self, connection: Connection, until: Any, header: Any) -> None:
+    def test_of_a_message(self, connection, until, header):
         publish(connection, "task", headers={"x-ttr": header})
         publish(connection, "other")
         listener = Listener(connection)
@@ -182,12 +172,12 @@ class TestTimeToRun:
         assert connection.default_channel.engine.inspect.counts("q").leased == 2
 
     @pytest.mark.parametrize("header", [None, 0])
-    def test_what_is_no_time_limits_nothing(self, connection: Connection, header: Any) -> None:
+    def test_what_is_no_time_limits_nothing(self, connection, header):
         publish(connection, "task", headers={"x-ttr": header})
         Listener(connection)
         assert not connection.default_channel.client.time_to_run.timers
 
-    def test_who_acks_in_time_is_left_alone(self, connection: Connection, until: Any) -> None:
+    def test_who_acks_in_time_is_left_alone(self, connection, until):
         declare(connection, consumer_timeout=3_600_000)
         listener = Listener(connection, prefetch_count=2)
         publish(connection, *range(20))
@@ -199,9 +189,7 @@ class TestTimeToRun:
         until(lambda: not timers)
         assert connection.default_channel.engine.inspect.counts("q").ready == 0
 
-    def test_an_ack_counts_although_the_store_does_not_answer(
-        self, connection: Connection, until: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_ack_counts_although_the_store_does_not_answer(self, connection, until, monkeypatch):
         """Neither the ack nor the hand-back of an earlier failure may undo it."""
         publish(connection, "in time", "late", headers={"x-ttr": 300})
         listener = Listener(connection)
@@ -209,7 +197,7 @@ class TestTimeToRun:
         client = connection.default_channel.client
         release, refused = client.engine.messages.release, []
 
-        def fail(*arguments: Any, **options: Any) -> Any:
+        def fail(*arguments, **options):
             refused.append(arguments)
             raise StoreUnavailable("for a test")
 
@@ -229,7 +217,7 @@ class TestTimeToRun:
         until(lambda: connection.default_channel.engine.inspect.counts("q").leased == 0)
         assert connection.default_channel.engine.inspect.counts("q").ready == 0
 
-    def test_late_messages_keep_their_room(self, connection: Connection, until: Any) -> None:
+    def test_late_messages_keep_their_room(self, connection, until):
         """A consumer that hangs gets no other messages, to be late with them as well."""
         declare(connection, consumer_timeout=100)
         connection.default_channel.queue_declare("other")
@@ -247,9 +235,7 @@ class TestTimeToRun:
             settle() if not listener.held[0].acknowledged else None
         until(lambda: listener.bodies == ["first", "first"])
 
-    def test_what_waits_for_a_loop_that_hangs_goes_back_uncounted(
-        self, connect: Any, connection: Connection, until: Any
-    ) -> None:
+    def test_what_waits_for_a_loop_that_hangs_goes_back_uncounted(self, connect, connection, until):
         declare(connection, consumer_timeout=200)
         hanging = Listener(connection, prefetch_count=3)
         engine = connection.default_channel.engine
@@ -269,14 +255,14 @@ class TestTimeToRun:
         publish(connection, 4)
         until(lambda: 4 in hanging.bodies)
 
-    def test_a_direct_get_has_one_too(self, connection: Connection, until: Any) -> None:
+    def test_a_direct_get_has_one_too(self, connection, until):
         publish(connection, "task", headers={"x-ttr": 50})
         message = connection.default_channel.basic_get("q")
         until(lambda: connection.default_channel.engine.inspect.counts("q").ready == 1)
         message.ack()
         assert connection.default_channel.engine.inspect.counts("q").ready == 1
 
-    def test_past_the_delivery_limit_it_is_a_dead_letter(self, connection: Connection, until: Any) -> None:
+    def test_past_the_delivery_limit_it_is_a_dead_letter(self, connection, until):
         declare(connection, consumer_timeout=30, delivery_limit=1)
         listener = Listener(connection)
         publish(connection, "poison")

@@ -1,11 +1,7 @@
 """Threads that begin to use a store at the same time: one asks it for all (BOUNDED)."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from kit.faults import Interrupted
@@ -15,7 +11,6 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client as client_module
 from kombu_fdb.process import connect, session_threads
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.testing.stores import MemoryStores
@@ -29,7 +24,7 @@ class User:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
+def client():
     options = parse_options({})
     location = locate(parse_url(f"fdb+memory://{random_id().hex()}"), options)
     assert isinstance(location, MemoryLocation)
@@ -42,27 +37,27 @@ def client() -> Iterator[Client]:
 class Store:
     """Does what it is told, when it is told."""
 
-    def __init__(self, answer: Callable[..., Any]) -> None:
+    def __init__(self, answer):
         self.asked, self.answers = threading.Event(), threading.Event()
         self.calls = 0
         self._answer = answer
 
-    def __call__(self, *args: Any, **given: Any) -> Any:
+    def __call__(self, *args, **given):
         self.calls += 1
         self.asked.set()
         assert self.answers.wait(DEADLINE_S)
         return self._answer(*args, **given)
 
 
-def unavailable(*_: Any, **__: Any) -> Any:
+def unavailable(*_, **__):
     raise StoreUnavailable("the test switched it off", fix="Switch it on")
 
 
-def together(work: Callable[[], object]) -> tuple[list[threading.Thread], list[object]]:
+def together(work):
     """In many threads; what comes out of each."""
-    outcomes: list[object] = []
+    outcomes = []
 
-    def run() -> None:
+    def run():
         try:
             outcomes.append(work())
         except StoreUnavailable as error:
@@ -74,14 +69,14 @@ def together(work: Callable[[], object]) -> tuple[list[threading.Thread], list[o
     return threads, outcomes
 
 
-def wait_for(number: int, attempt: Any) -> None:
+def wait_for(number, attempt):
     deadline = time.monotonic() + DEADLINE_S
     while len(attempt._lock) < number:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
 
 
-def end(threads: list[threading.Thread]) -> None:
+def end(threads):
     for thread in threads:
         thread.join(DEADLINE_S)
     assert not any(thread.is_alive() for thread in threads)
@@ -91,9 +86,7 @@ def end(threads: list[threading.Thread]) -> None:
     ("answer", "outcome", "attached"),
     [(unavailable, "the test switched it off. Switch it on", 0), (connect.open_store, None, THREADS)],
 )
-def test_a_store_is_asked_once(
-    client: Client, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any], outcome: str | None, attached: int
-) -> None:
+def test_a_store_is_asked_once(client, monkeypatch, answer, outcome, attached):
     store = Store(answer)
     monkeypatch.setattr(connect, "open_store", store)
     users = [User() for _ in range(THREADS)]
@@ -107,7 +100,7 @@ def test_a_store_is_asked_once(
     assert len(client._users) == attached
 
 
-def test_no_thread_waits_longer_than_its_timeout(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_waits_longer_than_its_timeout(client, monkeypatch):
     store = Store(unavailable)
     monkeypatch.setattr(connect, "open_store", store)
     first, _ = together(lambda: client.attach(User(), timeout_s=DEADLINE_S))
@@ -118,13 +111,13 @@ def test_no_thread_waits_longer_than_its_timeout(client: Client, monkeypatch: py
     end(first)
 
 
-def test_an_open_store_is_looked_at_by_all_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_store_is_looked_at_by_all_at_once(client, monkeypatch):
     user = User()
     client.attach(user, timeout_s=DEADLINE_S)
     barrier = threading.Barrier(THREADS, timeout=DEADLINE_S)
     verify = connect.verify
 
-    def verify_together(*args: Any, **given: Any) -> None:
+    def verify_together(*args, **given):
         barrier.wait()
         verify(*args, **given)
 
@@ -134,7 +127,7 @@ def test_an_open_store_is_looked_at_by_all_at_once(client: Client, monkeypatch: 
     assert outcomes == [None] * THREADS
 
 
-def test_the_next_attempt_is_a_new_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_attempt_is_a_new_one(client, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(connect, "open_store", unavailable)
         with pytest.raises(StoreUnavailable):
@@ -144,7 +137,7 @@ def test_the_next_attempt_is_a_new_one(client: Client, monkeypatch: pytest.Monke
     assert client.database is not None
 
 
-def test_one_session_for_all(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_session_for_all(client, monkeypatch):
     user = User()
     client.attach(user, timeout_s=DEADLINE_S)
     away = Store(unavailable)
@@ -162,13 +155,13 @@ def test_one_session_for_all(client: Client, monkeypatch: pytest.MonkeyPatch) ->
     assert len(client.engine.sessions.beats()) == 1
 
 
-def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client, monkeypatch):
     user = User()
     client.attach(user, timeout_s=DEADLINE_S)
-    opened: list[ClientSession] = []
+    opened = []
     open_session = client_module.open_session
 
-    def open_and_close(*args: Any) -> ClientSession:
+    def open_and_close(*args):
         opened.append(open_session(*args))
         client.close()
         return opened[0]
@@ -179,12 +172,12 @@ def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, mon
     assert not any(thread.is_alive() for thread in opened[0].threads)
 
 
-def test_a_session_whose_threads_are_interrupted_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_whose_threads_are_interrupted_ends(client, monkeypatch):
     """The first beat for ever, for a session that nothing used."""
     client.attach(user := User(), timeout_s=DEADLINE_S)
-    started: list[threading.Thread] = []
+    started = []
 
-    def start(thread: threading.Thread) -> None:
+    def start(thread):
         thread.start()
         started.append(thread)
         raise Interrupted
@@ -200,8 +193,8 @@ def test_a_session_whose_threads_are_interrupted_ends(client: Client, monkeypatc
     client.detach(user)
 
 
-def test_an_interrupted_opening_keeps_no_other_thread_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> Any:
+def test_an_interrupted_opening_keeps_no_other_thread_out(client, monkeypatch):
+    def interrupted(*_, **__):
         raise Interrupted
 
     with monkeypatch.context() as patch:

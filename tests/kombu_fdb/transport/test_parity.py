@@ -1,13 +1,9 @@
 """A few programs on RabbitMQ and on ours; ``make parity SEEDS="0 500"`` runs more, and each night 500 others."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.parity import RULES, Bench, benches, documented, make_program, rabbitmq_unavailable_reason, shrink
-from kit.parity.broker import Observation
+from kit.parity import RULES, benches, documented, make_program, rabbitmq_unavailable_reason, shrink
 from kit.parity.compare import RUNS, compare
 from kit.parity.deviations import Difference
 from kit.parity.program import Step, step
@@ -87,7 +83,7 @@ ONCE_DIFFERENT = {
 
 
 @pytest.fixture(scope="session")  # to start a RabbitMQ takes ten seconds, and these tests stand between others
-def beside_rabbitmq() -> Iterator[dict[str, Bench]]:
+def beside_rabbitmq():
     reason = rabbitmq_unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
@@ -96,7 +92,7 @@ def beside_rabbitmq() -> Iterator[dict[str, Bench]]:
 
 
 @pytest.fixture
-def both(request: pytest.FixtureRequest, beside_rabbitmq: dict[str, Bench]) -> Bench:
+def both(request, beside_rabbitmq):
     return beside_rabbitmq[request.param]
 
 
@@ -110,19 +106,19 @@ on_both_stores = pytest.mark.parametrize(
 @on_both_stores
 class TestOnRabbitMQ:
     @pytest.mark.parametrize("seed", [*SEEDS, *FAILED])
-    def test_a_program_observes_the_same(self, both: Bench, seed: int) -> None:
+    def test_a_program_observes_the_same(self, both, seed):
         verdict = both.verdict(make_program(seed))
         assert not verdict.unexplained, f"python -m kit.parity {seed}\n{verdict}"
 
     @pytest.mark.parametrize("program", [*ONCE_DIFFERENT])
-    def test_what_once_differed_is_the_same(self, both: Bench, program: str) -> None:
+    def test_what_once_differed_is_the_same(self, both, program):
         """To its end: no deviation is there."""
         verdict = both.verdict(ONCE_DIFFERENT[program])
         assert not verdict.unexplained, str(verdict)
         assert verdict.shown <= {"dead-letters-kept"}  # which any look at a queue shows
 
     @pytest.mark.parametrize("rule", [*RULES])
-    def test_each_deviation_is_there(self, both: Bench, rule: str) -> None:
+    def test_each_deviation_is_there(self, both, rule):
         """Or its line in the docs is out of date. A race of either broker may hide it in a run, but not in each."""
         for _ in range(RUNS):
             verdict = both.verdict(RULES[rule].witness)
@@ -132,23 +128,23 @@ class TestOnRabbitMQ:
         assert rule in verdict.shown
 
 
-def test_the_docs_list_each_deviation_once() -> None:
+def test_the_docs_list_each_deviation_once():
     assert sorted(documented()) == sorted(RULES)
 
 
-def test_an_error_returns_what_its_channel_has_as_a_close_does() -> None:
+def test_an_error_returns_what_its_channel_has_as_a_close_does():
     """RabbitMQ counts that against the delivery limit; the error seemed to have lost the message here."""
     program = [
         step(0, "declare_queue", queue="q0", arguments={"x-queue-type": "quorum", "x-delivery-limit": 0}),
         step(1, "consume", queue="q1", tag="c0"),
     ]
-    error: Observation = {("error",): "NotFound", ("code",): 404}
-    theirs: list[Observation] = [{}, {**error, ("queue", "q0", "ready"): 0}]
-    ours: list[Observation] = [{}, {**error, ("queue", "q0", "ready"): 1}]
+    error = {("error",): "NotFound", ("code",): 404}
+    theirs = [{}, {**error, ("queue", "q0", "ready"): 0}]
+    ours = [{}, {**error, ("queue", "q0", "ready"): 1}]
     assert not compare(program, theirs, ours, documented()).unexplained
 
 
-def test_what_the_docs_do_not_list_is_a_difference() -> None:
+def test_what_the_docs_do_not_list_is_a_difference():
     program = [step(0, "declare_queue", queue="q0", passive=True)]
     theirs, ours = [{("channel closed",): True}], [{("channel closed",): False}]
     verdict = compare(program, theirs, ours, [])
@@ -167,7 +163,7 @@ OF_EACH = step(1, "qos", count=1, of_channel=False)
 LAST = step(4, "publish", exchange="", key="q0")
 
 
-def consuming(channel: str) -> list[Step]:
+def consuming(channel):
     """One consumer of ``a1``, and one of this channel, on a queue each."""
     second = Step(3, "consume", channel, {"queue": "q1", "tag": "c1"})
     return [DECLARED, OF_EACH, step(2, "consume", queue="q0", tag="c0"), second, LAST]
@@ -234,15 +230,15 @@ def consuming(channel: str) -> list[Step]:
         ),
     ],
 )
-def test_a_rule_excuses_no_other_difference(program: list[Step], theirs: Observation, ours: Observation) -> None:
+def test_a_rule_excuses_no_other_difference(program, theirs, ours):
     """Each was excused once: by a rule that said too little, or as a rule that ends a program excused its step."""
-    stood: Observation = {("queue", "q0", "ready"): 0}
+    stood = {("queue", "q0", "ready"): 0}
     nothing = [stood] * (len(program) - 1)
     found = compare(program, [*nothing, theirs], [*nothing, ours], documented()).unexplained
     assert found
 
 
-def test_what_follows_from_a_deviation_is_no_difference() -> None:
+def test_what_follows_from_a_deviation_is_no_difference():
     """And only together with it."""
     publish = step(1, "publish", exchange="", key="q0", mandatory=True)
     returned, made = ("returned", "0", "body"), {("queue", "q0", "ready"): 1, ("queue", "q0", "consumers"): 0}
@@ -250,7 +246,7 @@ def test_what_follows_from_a_deviation_is_no_difference() -> None:
     assert compare([publish], [{returned: "m1"}], [{}], documented()).unexplained
 
 
-def test_kombu_has_no_nack() -> None:
+def test_kombu_has_no_nack():
     """So no program uses it. Where kombu has it, programs should."""
     for message in (AMQPMessage, VirtualMessage):
         assert not hasattr(message, "nack")
@@ -258,7 +254,7 @@ def test_kombu_has_no_nack() -> None:
         assert not hasattr(channel, "basic_nack")
 
 
-def test_programs_use_what_is_compared() -> None:
+def test_programs_use_what_is_compared():
     steps = [each for seed in range(100) for each in make_program(seed)]
     arguments = {name for each in steps if each.verb == "declare_queue" for name in each.given.get("arguments", ())}
     assert "x-max-length-bytes" in arguments
@@ -266,7 +262,7 @@ def test_programs_use_what_is_compared() -> None:
     assert any(each.given.get("size") for each in steps)
 
 
-def test_a_program_is_made_small() -> None:
+def test_a_program_is_made_small():
     """As long as it shows what it showed."""
 
     def verdict_of(program):
@@ -280,5 +276,5 @@ def test_a_program_is_made_small() -> None:
     assert verdict.step == small[-1]
 
 
-def test_a_seed_is_a_program() -> None:
+def test_a_seed_is_a_program():
     assert make_program(7) == make_program(7) != make_program(8)

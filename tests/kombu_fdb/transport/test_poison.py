@@ -1,15 +1,11 @@
 """What a Celery worker can't handle rests between its attempts, and is logged once (transport/poison.py)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
@@ -25,18 +21,18 @@ LIMITED = Queue("q", queue_arguments={"x-delivery-limit": 3})
 GOOD = {"task": "t", "id": "an-id"}
 
 
-def celerys(handler: Callable[..., Any]) -> Callable[..., Any]:
+def celerys(handler):
     """As the task consumer's of a worker: it is told by its module."""
     handler.__module__ = poison.TASKS
     return handler
 
 
 @pytest.fixture
-def attempts(channel: Any) -> Any:
+def attempts(channel):
     """A consumer to which each message is poison, and what came to it."""
-    seen: list[Any] = []
+    seen = []
 
-    def fail(message: Any) -> None:
+    def fail(message):
         seen.append(message)
         raise TypeError("not what Celery expects")
 
@@ -44,7 +40,7 @@ def attempts(channel: Any) -> Any:
         yield seen
 
 
-def publish(channel: Any, body: Any = None, headers: Any = None) -> None:
+def publish(channel, body=None, headers=None):
     Producer(channel).publish(body, routing_key="q", headers=headers, content_type="application/json")
 
 
@@ -63,13 +59,13 @@ def test_it_rests_in_the_store_between_its_attempts(connection, channel, attempt
 class Hostile(Exception):
     """Fails to tell its text."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         raise self.args[0]
 
     __repr__ = __str__
 
 
-def unparsed() -> SyntaxError:
+def unparsed():
     """Its traceback can't be printed."""
     return SyntaxError("wrong", ("here", 1, 1, 5))  # type: ignore[arg-type]  # as a parser may
 
@@ -86,7 +82,7 @@ def test_it_is_an_attempt_whatever_the_error(connection, channel, caplog, error)
     such error. Or one that can't be told: it came out of the drain and ended the worker, and then the next one.
     """
 
-    def fail(_message: Any) -> None:
+    def fail(_message):
         raise error
 
     with Consumer(channel, [LIMITED], on_message=celerys(fail), accept=["json"]):
@@ -98,7 +94,7 @@ def test_it_is_an_attempt_whatever_the_error(connection, channel, caplog, error)
 
 
 def test_an_error_of_the_connection_is_celerys(connection, channel):
-    def fail(_message: Any) -> None:
+    def fail(_message):
         raise StoreUnavailable
 
     with Consumer(channel, [LIMITED], on_message=celerys(fail), accept=["json"]):
@@ -150,7 +146,7 @@ def test_a_body_that_fails_in_the_pool_is_dead_lettered_before(connection, chann
 @pytest.mark.parametrize("body", [[1, 2, 3], 5])
 def test_for_a_consumer_that_is_not_celerys_it_is_a_message_like_any_other(connection, channel, body):
     publish(channel, json.dumps(body), GOOD)
-    seen: list[Any] = []
+    seen = []
     with Consumer(channel, [LIMITED], on_message=lambda message: (seen.append(message.payload), message.ack())):
         connection.drain_events(timeout=60)
     assert seen == [body]
@@ -160,9 +156,9 @@ def test_for_a_consumer_that_is_not_celerys_it_is_a_message_like_any_other(conne
 def test_another_consumers_message_is_its_own_also_on_the_workers_connection(connection, channel, is_workers):
     """As of a ConsumerStep: a header ``task`` means what its publisher means, and no error ends the worker."""
     publish(channel, json.dumps("resize"), {"task": "no task of Celery's"})
-    seen: list[Any] = []
+    seen = []
 
-    def fail(message: Any) -> None:
+    def fail(message):
         seen.append(message.payload)
         raise ValueError("mine")
 
@@ -180,11 +176,11 @@ def test_another_consumers_message_is_its_own_also_on_the_workers_connection(con
 def test_what_a_task_drains_raises_to_the_task(connection, connect):
     """Another connection of a worker's process, whatever stands on the stack."""
 
-    def nested(_message: Any) -> None:
+    def nested(_message):
         with connect() as other:
             publish(other.default_channel, "5")
 
-            def fail(_message: Any) -> None:
+            def fail(_message):
                 raise ValueError("the task's own")
 
             with Consumer(other.default_channel, [LIMITED], on_message=fail), pytest.raises(ValueError, match="own"):
@@ -192,7 +188,7 @@ def test_what_a_task_drains_raises_to_the_task(connection, connect):
         done.append(True)
         _message.ack()
 
-    done: list[bool] = []
+    done = []
     channel = connection.default_channel
     Producer(channel).publish("5", routing_key="celery", content_type="application/json", declare=[Queue("celery")])
     with Consumer(channel, [Queue("celery")], on_message=celerys(nested)):
@@ -238,20 +234,20 @@ def test_numbers_that_can_not_be_printed_are_faults_all_the_same():
     assert body_fault(10**5000)
 
 
-def store(channel: Any, body: bytes, content_type: str, compression: str | None) -> None:
+def store(channel, body, content_type, compression):
     """As another program has stored it, which may say that it is compressed."""
     headers = GOOD if compression is None else {**GOOD, "compression": compression}
     message = channel.prepare_message(body, None, content_type, "utf-8", headers, {})
     channel.engine.publisher.publish([Publication("", "q", payload_of(message, "", "q"))])
 
 
-def publish_packed(channel: Any, body: bytes) -> None:
+def publish_packed(channel, body):
     store(channel, body, "application/json", "application/x-gzip")
 
 
 def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, attempts, monkeypatch):
     """No ack will ever say that it is free, and the next one would wait for the safety look."""
-    told: list[Fetcher] = []
+    told = []
     tell = Fetcher.on_room
     monkeypatch.setattr(Fetcher, "on_room", lambda self: (told.append(self), tell(self)))
     channel.basic_qos(0, 1, False)

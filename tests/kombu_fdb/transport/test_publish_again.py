@@ -1,11 +1,7 @@
 """A publish whose answer was lost is published again by kombu and Celery: it is stored once (again.py)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -28,46 +24,46 @@ LANDINGS = [None, 0.0, 4.0]
 
 
 @pytest.fixture
-def name() -> str:
+def name():
     """Of a store that no pool of an earlier test has a connection to."""
     return f"again-{random_id().hex()}"
 
 
 @pytest.fixture
-def url(name: str) -> str:
+def url(name):
     return f"fdb+memory://{name}"
 
 
 @pytest.fixture
-def faults() -> Faults:
+def faults():
     return Faults()
 
 
 @pytest.fixture
-def stores(faults: Faults) -> Iterator[MemoryStores]:
+def stores(faults):
     with MemoryStores(lambda: FaultyDatabase(faults=faults)) as stores:
         yield stores
 
 
 @pytest.fixture
-def ready(stores: MemoryStores, name: str, url: str) -> Iterator[Callable[[str], int]]:
+def ready(stores, name, url):
     """How many messages there are when all has landed."""
     with Broker.open(url) as broker:
 
-        def ready(queue: str) -> int:
+        def ready(queue):
             stores.store(name).land_late_commits()
             return broker.queue(queue).stats().ready
 
         yield ready
 
 
-def lose(faults: Faults, *landings_s: float | None) -> None:
+def lose(faults, *landings_s):
     faults.at_commits(*[Fault.COMMIT_LATE] * len(landings_s))
     faults.at_landings(*landings_s)
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
-def test_a_producer_that_retries(faults: Faults, url: str, ready: Callable[[str], int], lands_s: float | None) -> None:
+def test_a_producer_that_retries(faults, url, ready, lands_s):
     with Connection(url) as connection:
         producer = connection.Producer(auto_declare=False)
         producer.publish("warm", routing_key="other")
@@ -78,9 +74,7 @@ def test_a_producer_that_retries(faults: Faults, url: str, ready: Callable[[str]
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
-def test_celery_with_its_default_retry(
-    faults: Faults, url: str, ready: Callable[[str], int], lands_s: float | None
-) -> None:
+def test_celery_with_its_default_retry(faults, url, ready, lands_s):
     with Celery(broker=url, set_as_current=False) as app:
         app.send_task("warm", queue="celery")
         lose(faults, lands_s)
@@ -90,9 +84,7 @@ def test_celery_with_its_default_retry(
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
-def test_a_task_whose_countdown_ends_in_between(
-    monkeypatch: pytest.MonkeyPatch, faults: Faults, url: str, ready: Callable[[str], int], lands_s: float | None
-) -> None:
+def test_a_task_whose_countdown_ends_in_between(monkeypatch, faults, url, ready, lands_s):
     due = datetime.now(UTC) + timedelta(minutes=1)
     with Connection(url) as connection:
         producer = connection.Producer(auto_declare=False)
@@ -110,9 +102,7 @@ def test_a_task_whose_countdown_ends_in_between(
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
-def test_the_last_connection_is_dropped_in_between(
-    faults: Faults, stores: MemoryStores, name: str, url: str, lands_s: float | None
-) -> None:
+def test_the_last_connection_is_dropped_in_between(faults, stores, name, url, lands_s):
     """The client closes its store with it, and forgets nothing."""
     with Connection(url) as connection:
         producer = connection.Producer(auto_declare=False)
@@ -127,27 +117,27 @@ def test_the_last_connection_is_dropped_in_between(
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock()
 
 
 @pytest.fixture
-def bench(clock: ManualClock, faults: Faults) -> Bench:
+def bench(clock, faults):
     bench = Bench(FaultyDatabase(clock=clock, faults=faults))
     bench.clock = clock
     bench.engine = bench.another()
     return bench
 
 
-def publication(text: str, **fields: Any) -> Publication:
+def publication(text, **fields):
     return Publication("", "q", text.encode(), **fields)
 
 
-def publish(bench: Bench, *texts: str) -> list[list[str]]:
+def publish(bench, *texts):
     return bench.engine.publisher.publish([publication(text) for text in texts])
 
 
-def stored(bench: Bench) -> list[str]:
+def stored(bench):
     database = bench.database
     assert isinstance(database, FaultyDatabase)
     database.land_late_commits()
@@ -155,7 +145,7 @@ def stored(bench: Bench) -> list[str]:
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
-def test_cut_into_other_batches(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+def test_cut_into_other_batches(bench, faults, lands_s):
     lose(faults, lands_s)
     with pytest.raises(CommitUnknown):
         publish(bench, "a", "b", "c")
@@ -169,7 +159,7 @@ def test_cut_into_other_batches(bench: Bench, faults: Faults, lands_s: float | N
 @pytest.mark.parametrize(
     "other", [publication("b"), Publication("no such exchange", "q", b"b")], ids=["lost", "refused"]
 )
-def test_beside_another_that_fails(bench: Bench, faults: Faults, lands_s: float | None, other: Publication) -> None:
+def test_beside_another_that_fails(bench, faults, lands_s, other):
     """What was found to be stored already is still known at the next attempt."""
     lose(faults, lands_s)
     with pytest.raises(CommitUnknown):
@@ -183,7 +173,7 @@ def test_beside_another_that_fails(bench: Bench, faults: Faults, lands_s: float 
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
-def test_equal_messages_are_as_many_as_were_published(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+def test_equal_messages_are_as_many_as_were_published(bench, faults, lands_s):
     lose(faults, lands_s)
     with pytest.raises(CommitUnknown):
         publish(bench, "tick", "tick")
@@ -193,7 +183,7 @@ def test_equal_messages_are_as_many_as_were_published(bench: Bench, faults: Faul
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
-def test_a_delay_is_reckoned_anew(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+def test_a_delay_is_reckoned_anew(bench, faults, lands_s):
     lose(faults, lands_s)
     with pytest.raises(CommitUnknown):
         bench.engine.publisher.publish([publication("x", due_ms=bench.clock.wall_ms() + 5_000)])
@@ -204,7 +194,7 @@ def test_a_delay_is_reckoned_anew(bench: Bench, faults: Faults, lands_s: float |
 
 
 @pytest.mark.parametrize("lands_s", [None, 4.0])
-def test_the_answer_is_lost_again_and_again(bench: Bench, faults: Faults, lands_s: float | None) -> None:
+def test_the_answer_is_lost_again_and_again(bench, faults, lands_s):
     """That of the fence, too; and the store is away in between."""
     lose(faults, *[lands_s] * 5)
     for _ in range(4):
@@ -220,7 +210,7 @@ def test_the_answer_is_lost_again_and_again(bench: Bench, faults: Faults, lands_
     assert stored(bench) == ["x"]
 
 
-def test_an_exception_out_of_a_signal_handler(bench: Bench, faults: Faults) -> None:
+def test_an_exception_out_of_a_signal_handler(bench, faults):
     faults.at_commits(Fault.INTERRUPTED)
     with pytest.raises(Interrupted):
         publish(bench, "x")
@@ -228,7 +218,7 @@ def test_an_exception_out_of_a_signal_handler(bench: Bench, faults: Faults) -> N
     assert stored(bench) == ["x"]
 
 
-def test_a_doubt_that_is_too_old_is_none(bench: Bench, faults: Faults) -> None:
+def test_a_doubt_that_is_too_old_is_none(bench, faults):
     """Its token may have been cleared: what is published again is stored again, rather than lost."""
     lose(faults, 0.0)
     with pytest.raises(CommitUnknown):
@@ -239,7 +229,7 @@ def test_a_doubt_that_is_too_old_is_none(bench: Bench, faults: Faults) -> None:
     assert not bench.engine.publisher.doubts
 
 
-def test_no_more_than_so_many_are_remembered(bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_so_many_are_remembered(bench, faults, monkeypatch):
     """The oldest are forgotten first, and one that is settled makes room."""
     monkeypatch.setattr(republishing, "MOST_MESSAGES", 3)
     doubts = bench.engine.publisher.doubts
@@ -255,7 +245,7 @@ def test_no_more_than_so_many_are_remembered(bench: Bench, faults: Faults, monke
     assert stored(bench) == ["0", "0", "1", "2", "3", "4"]
 
 
-def test_moments_and_ids_that_are_made_anew_make_no_other_message(bench: Bench, faults: Faults) -> None:
+def test_moments_and_ids_that_are_made_anew_make_no_other_message(bench, faults):
     lose(faults, 0.0)
     now_ms = bench.clock.wall_ms()
     with pytest.raises(CommitUnknown):
@@ -265,9 +255,7 @@ def test_moments_and_ids_that_are_made_anew_make_no_other_message(bench: Bench, 
     assert stored(bench) == ["x"]
 
 
-def test_settling_doubts_and_publishing_share_one_time_limit(
-    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settling_doubts_and_publishing_share_one_time_limit(bench, faults, monkeypatch):
     for text in ("a", "b"):
         lose(faults, None)
         with pytest.raises(CommitUnknown):
@@ -275,12 +263,12 @@ def test_settling_doubts_and_publishing_share_one_time_limit(
     run, given_s = bench.engine.transactions, []
     resolve, write = Retry.resolve, run.write
 
-    def slow_resolve(retry: Retry, doubt: Any, *, timeout_s: float) -> Any:
+    def slow_resolve(retry, doubt, *, timeout_s):
         given_s.append(timeout_s)
         bench.clock.advance(2)
         return resolve(retry, doubt, timeout_s=timeout_s)
 
-    def noted_write(body: Any, timeout_s: float | None = None, **more: Any) -> Any:
+    def noted_write(body, timeout_s=None, **more):
         given_s.append(timeout_s)
         return write(body, timeout_s, **more)
 
@@ -290,9 +278,7 @@ def test_settling_doubts_and_publishing_share_one_time_limit(
     assert given_s == [10, 8, 6]
 
 
-def test_what_is_stored_already_costs_no_transaction_more(
-    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_stored_already_costs_no_transaction_more(bench, faults, monkeypatch):
     lose(faults, 0.0)
     with pytest.raises(CommitUnknown):
         publish(bench, "x")
@@ -300,7 +286,7 @@ def test_what_is_stored_already_costs_no_transaction_more(
     assert publish(bench, "x") == [["q"]]
 
 
-def test_what_differs_is_another_message(bench: Bench, faults: Faults) -> None:
+def test_what_differs_is_another_message(bench, faults):
     lose(faults, 0.0)
     with pytest.raises(CommitUnknown):
         publish(bench, "x")
@@ -311,6 +297,6 @@ def test_what_differs_is_another_message(bench: Bench, faults: Faults) -> None:
     assert bench.counts() == (4, 1, 0)
 
 
-def test_nothing_is_paid_for_it_while_all_goes_well(bench: Bench) -> None:
+def test_nothing_is_paid_for_it_while_all_goes_well(bench):
     publish(bench, "x")
     assert not bench.engine.publisher.doubts

@@ -1,7 +1,5 @@
 """What is raised of a task later, outside of its consumer's callback (transport/worker.py)."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import weakref
@@ -9,12 +7,10 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from celery import Celery
 from celery.backends.base import DisabledBackend
-from celery.concurrency.base import BasePool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool
 from celery.exceptions import TaskRevokedError, WorkerLostError, WorkerShutdown
@@ -33,32 +29,32 @@ UNSTORABLE = LimitExceeded("the key is too large")
 
 
 @pytest.fixture
-def request_of(connection: Any, channel: Any) -> Any:
+def request_of(connection, channel):
     """A request of a message that is held, whose methods raise what they are told to. Nothing consumes its queue."""
 
-    def make(error: Exception, *, no_ack: bool = False, backend: Any = None) -> Any:
+    def make(error, *, no_ack=False, backend=None):
         class Request:
             id, time_limits, acknowledged, ignore_result = "x" * 20_000, (None, None), False, False
             task = SimpleNamespace(backend=backend, acks_on_failure_or_timeout=True)
 
-            def __init__(self, message: Any) -> None:
+            def __init__(self, message):
                 self.message = message
 
-            def execute_using_pool(self, *_given: Any) -> None:
+            def execute_using_pool(self, *_given):
                 raise error
 
-            def acknowledge(self) -> None:
+            def acknowledge(self):
                 self.message.ack()
 
-            def reject(self, requeue: bool) -> None:
+            def reject(self, requeue):
                 self.message.reject(requeue=requeue)
 
             on_success = on_failure = on_accepted = execute_using_pool
 
-            def on_timeout(self, *_given: Any) -> None:
+            def on_timeout(self, *_given):
                 raise error
 
-        found: list[Any] = []
+        found = []
         Producer(channel).publish(5, routing_key="q")
         with Consumer(channel, [Queue("q")], on_message=found.append, no_ack=no_ack):
             while not found:
@@ -71,7 +67,7 @@ def request_of(connection: Any, channel: Any) -> Any:
     return make
 
 
-def places(channel: Any) -> tuple[int, int]:
+def places(channel):
     counts = channel.engine.inspect.counts("q")
     return counts.leased, counts.delayed
 
@@ -174,13 +170,13 @@ def test_another_brokers_message_is_left_alone(channel, request_of):
 @pytest.mark.parametrize(("error", "failures"), [(UNSTORABLE, 1), (StoreUnavailable(), 0)])
 def test_a_thread_is_heard(channel, request_of, error, failures):
     """What the tracer raises in a pool of threads: it could store neither the result nor the failure."""
-    told: list[Any] = []
+    told = []
     request = request_of(UNSTORABLE)
     type(request).on_failure = lambda self, info: told.append((self, info.exception.exc))
-    pool: BasePool = TaskPool(1)
+    pool = TaskPool(1)
     guard_pool(pool)
 
-    def trace() -> None:
+    def trace():
         raise error
 
     result = pool.apply_async(trace, callback=request.on_success, error_callback=request.on_failure)
@@ -194,13 +190,13 @@ def test_a_thread_is_heard(channel, request_of, error, failures):
 @pytest.mark.parametrize(("error", "lost"), [(SystemExit("bye"), 1), (WorkerShutdown(0), 0)])
 def test_a_task_that_exits_has_lost_its_worker(channel, request_of, error, lost):
     """As with prefork. Celery takes it for a success, so the message was acknowledged, and left no dead letter."""
-    told: list[Any] = []
+    told = []
     request = request_of(UNSTORABLE)
     type(request).on_failure = lambda _, info: told.append(info.exception.exc)
-    pool: BasePool = SoloPool(1)
+    pool = SoloPool(1)
     guard_pool(pool)
 
-    def trace() -> None:
+    def trace():
         raise error
 
     with pytest.raises(WorkerLostError if lost else WorkerShutdown):
@@ -235,7 +231,7 @@ def test_what_could_not_be_rejected_is_rejected_later_and_not_run_again(channel,
     message = request_of(UNSTORABLE).message
     tried = threading.Event()
 
-    def away(*_: Any, **__: Any) -> None:
+    def away(*_, **__):
         if threading.current_thread() is not threading.main_thread():
             tried.set()
         raise StoreUnavailable("the test switched it off")
@@ -261,7 +257,7 @@ def test_what_can_t_be_rejected_at_all_comes_back(channel, request_of, monkeypat
     message = request_of(UNSTORABLE).message
     errors = [StoreUnavailable("the test switched it off"), LimitExceeded("the test says so")]
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         raise errors.pop(0)
 
     monkeypatch.setattr(channel.client, "reject", fail)
@@ -276,7 +272,7 @@ class Full(StoreFull):
     fills = True
 
 
-def refuse(*_: Any, **__: Any) -> None:
+def refuse(*_, **__):
     raise Full
 
 
@@ -284,9 +280,9 @@ def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(connection, c
     """BOUNDED: the worker took each message of the queue, and tried all rejections anew in each second."""
     for number in range(12):
         Producer(channel).publish(number, routing_key="q")
-    got: list[Any] = []
+    got = []
 
-    def fail(message: Any) -> None:
+    def fail(message):
         got.append(message.payload)
         message.reject_log_error(logging.getLogger(), (StoreUnavailable,))
 
@@ -309,7 +305,7 @@ def test_a_worker_whose_rejections_wait_leaves_the_messages_to_others(connection
     """On a cluster, it stood in the wait queue: granted messages by the others, and first, it served none."""
     monkeypatch.setattr(combiner_client, "LONELY", 1000)  # both stay in the wait queue
     monkeypatch.setattr(fetcher, "MOST_DEFERRED", 1)
-    got: list[Any] = []
+    got = []
     channel.client.deferred_calls.add(refuse)
     channel.basic_qos(0, 2, False)
     options = {"operation_timeout": 7.0}  # so it has a client of its own
@@ -384,11 +380,11 @@ def test_the_error_of_a_lost_connection_keeps_no_message():
     consumer, messages, kept = SimpleNamespace(on_close=int, timer=set()), weakref.WeakSet(), []
     free_cancelled_timers(consumer)
 
-    def decode() -> None:
+    def decode():
         messages.add(message := Entry(print))
         raise ValueError(f"the test made no sense of {message}")
 
-    def deliver() -> None:
+    def deliver():
         messages.add(message := Entry(print))
         try:
             decode()
@@ -406,7 +402,7 @@ def test_the_error_of_a_lost_connection_keeps_no_message():
 def test_what_no_child_has_begun_is_forgotten(monkeypatch):
     """Also what a child that has ended had not begun. In a cold shutdown the pool has ended before its consumer."""
     monkeypatch.setattr("celery.worker.state.should_terminate", None)
-    jobs: dict[int, Any] = {}
+    jobs = {}
     for number in range(4):
         jobs[number] = SimpleNamespace(discard=partial(jobs.pop, number))
     unwritten = deque([jobs[0]])

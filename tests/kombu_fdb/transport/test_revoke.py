@@ -1,7 +1,5 @@
 """``revoke`` of a waiting task acts in the store, with no worker running."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

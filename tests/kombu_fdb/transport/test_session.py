@@ -1,7 +1,5 @@
 """The session behind the consumers: heartbeat, fencing, exit (client.py, client_session.py)."""
 
-from __future__ import annotations
-
 import threading
 from itertools import count
 from typing import Any
@@ -9,34 +7,33 @@ from unittest.mock import Mock
 
 import pytest
 from kit.processes import run_python
-from kombu import Connection, Consumer, Producer, Queue
+from kombu import Consumer, Producer, Queue
 
-from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.process import client as client_module
 
 
-def hold(connection: Connection, number: int, until: Any, **consumer: Any) -> list[Any]:
+def hold(connection, number, until, **consumer):
     for each in range(number):
         connection.Producer(auto_declare=False).publish(each, routing_key="q")
-    held: list[Any] = []
+    held = []
     connection.Consumer([Queue("q")], on_message=held.append, **consumer).consume()
     until(lambda: connection.drain_events(timeout=60) or len(held) == number)
     return held
 
 
-def take_for_dead(connection: Connection) -> None:
+def take_for_dead(connection):
     """What another process does to a session that is silent for too long."""
     client = connection.default_channel.client
     session_id = client.session().session_id
     client.engine.sessions.close(session_id)
 
 
-def beats_of(engine: Engine) -> dict[bytes, bytes]:
+def beats_of(engine):
     return {session_id: beat for session_id, beat, _ttl_s in engine.sessions.beats()}
 
 
-def test_the_heartbeat_follows_consumers_that_come_and_go(connect: Any, until: Any) -> None:
+def test_the_heartbeat_follows_consumers_that_come_and_go(connect, until):
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     hold(connection, 1, until)
     client = connection.default_channel.client
@@ -50,7 +47,7 @@ def test_the_heartbeat_follows_consumers_that_come_and_go(connect: Any, until: A
     assert shown("q") == own
 
 
-def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> None:
+def test_heartbeat_goes_on_beside_a_busy_consumer(connect, until):
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     other = connect(session_ttl=0.5, sweep_interval=0.1, ack_delay_ms=2.5)
     held = hold(connection, 1, until)
@@ -67,7 +64,7 @@ def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> N
 
 
 @pytest.mark.usefixtures("apart")
-def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_process_loses_its_messages(connect, until, monkeypatch):
     """Its session is swept by another process, the late ack changes nothing, and it consumes again by itself."""
     options = {"session_ttl": 1.0, "sweep_interval": 0.1}
     silent, other = connect(**options), connect(**options, ack_delay_ms=2.5)  # another process, in all but the pid
@@ -80,7 +77,7 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
         "beat",
         lambda session, **told: ([], None, False) if session == lost.session_id else beat(session, **told),
     )
-    again: list[Any] = []
+    again = []
     other.Consumer([Queue("q")], on_message=again.append).consume()
     until(lambda: other.drain_events(timeout=60) or again)
     assert again[0].delivery_info["redelivered"]
@@ -91,7 +88,7 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
     assert other.default_channel.engine.inspect.counts("q").ready == 0
 
 
-def test_fenced_and_going_on(connection: Connection, until: Any, caplog: Any) -> None:
+def test_fenced_and_going_on(connection, until, caplog):
     held = hold(connection, 3, until, prefetch_count=3)
     take_for_dead(connection)
     until(lambda: "declared dead" in caplog.text)
@@ -110,7 +107,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_what_meets_the_fence_is_done_in_the_next_session(connection: Connection, verb: Any) -> None:
+def test_what_meets_the_fence_is_done_in_the_next_session(connection, verb):
     """A worker that connects again was ended by it: its heartbeat had not heard of the fence."""
     connection.Producer().publish(1, routing_key="q")
     channel = connection.default_channel
@@ -121,15 +118,13 @@ def test_what_meets_the_fence_is_done_in_the_next_session(connection: Connection
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_what_meets_a_second_fence_is_done_in_the_session_after_that(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch, verb: Any
-) -> None:
+def test_what_meets_a_second_fence_is_done_in_the_session_after_that(connection, monkeypatch, verb):
     connection.Producer().publish(1, routing_key="q")
     channel = connection.default_channel
     client, lost = channel.client, list[Any]()
     session = client.session
 
-    def ended_twice() -> Any:
+    def ended_twice():
         found = session()
         if len(lost) < 2 and found not in lost:
             lost.append(found)
@@ -142,15 +137,13 @@ def test_what_meets_a_second_fence_is_done_in_the_session_after_that(
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_what_meets_a_fence_again_and_again_ends_at_its_deadline(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch, verb: Any
-) -> None:
+def test_what_meets_a_fence_again_and_again_ends_at_its_deadline(connection, monkeypatch, verb):
     """With an error for which Celery connects again."""
     connection.Producer().publish(1, routing_key="q")
     client = connection.default_channel.client
     session, times_s = client.session, count(0.0, client.options.operation_timeout / 3)
 
-    def ended() -> Any:
+    def ended():
         found = session()
         client.engine.sessions.close(found.session_id)
         return found
@@ -161,16 +154,14 @@ def test_what_meets_a_fence_again_and_again_ends_at_its_deadline(
         verb(connection.default_channel)
 
 
-def test_consumers_of_a_connection_that_was_dropped_meanwhile_have_left(
-    connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consumers_of_a_connection_that_was_dropped_meanwhile_have_left(connect, until, monkeypatch):
     """A turn was registering them under a new session."""
     dropped, other = connect(), connect()
     dropped.Consumer([Queue("p"), Queue("q")]).consume()
     engine, transport = other.default_channel.engine, dropped.transport
     add_consumer = engine.queues.add_consumer
 
-    def add(*args: Any, **given: Any) -> None:
+    def add(*args, **given):
         drop = threading.Thread(target=lambda: transport._collect(None))
         drop.start()
         drop.join()
@@ -183,16 +174,14 @@ def test_consumers_of_a_connection_that_was_dropped_meanwhile_have_left(
     until(lambda: not any(map(engine.inspect.consumer_count, "pq")))
 
 
-def test_the_exclusive_queue_of_a_connection_that_was_dropped_is_gone(connect: Any, until: Any) -> None:
+def test_the_exclusive_queue_of_a_connection_that_was_dropped_is_gone(connect, until):
     dropped, other = connect(), connect()
     dropped.default_channel.queue_declare("own", exclusive=True)
     dropped.collect()
     until(lambda: other.default_channel.engine.inspect.queue("own") is None)
 
 
-def test_consumers_of_a_connection_whose_drop_was_interrupted_leave_with_its_close(
-    connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consumers_of_a_connection_whose_drop_was_interrupted_leave_with_its_close(connect, until, monkeypatch):
     dropped, other = connect(), connect()
     dropped.Consumer([Queue("q")]).consume()
     engine = other.default_channel.engine
@@ -204,7 +193,7 @@ def test_consumers_of_a_connection_whose_drop_was_interrupted_leave_with_its_clo
     until(lambda: engine.inspect.consumer_count("q") == 0)
 
 
-def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
+def test_fenced_with_a_temporary_queue(connection, until):
     """The queue is gone with the session, so the consumer must declare it again: it gets a connection error."""
     connection.Consumer([Queue("q", auto_delete=True)]).consume()
     with pytest.raises(TimeoutError):
@@ -214,9 +203,7 @@ def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> No
         connection.drain_events(timeout=60)
 
 
-def test_claims_of_unknown_outcome_are_recovered(
-    connection: Connection, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claims_of_unknown_outcome_are_recovered(connection, until, monkeypatch):
     channel = connection.default_channel
     for number in range(3):
         connection.Producer(auto_declare=False).publish(number, routing_key="q")
@@ -224,7 +211,7 @@ def test_claims_of_unknown_outcome_are_recovered(
     engine = channel.engine
     claim = engine.messages.claim
 
-    def claim_and_forget(*arguments: Any, **options: Any) -> Any:
+    def claim_and_forget(*arguments, **options):
         claim(*arguments, **options)
         raise CommitUnknown(in_flight=True)
 
@@ -238,7 +225,7 @@ def test_claims_of_unknown_outcome_are_recovered(
     assert engine.inspect.counts("q").leased == 1
 
 
-def test_exit_hands_back(url: str, connect: Any) -> None:
+def test_exit_hands_back(url, connect):
     """A program that ends without closing anything."""
     code = """
 import sys, kombu_fdb.transport
@@ -253,7 +240,7 @@ message = connection.default_channel.basic_get("q")
     assert engine.sessions.beats() == []
 
 
-def test_exit_of_a_multiprocessing_child(url: str, connect: Any) -> None:
+def test_exit_of_a_multiprocessing_child(url, connect):
     code = """
 import sys, multiprocessing, kombu_fdb.transport
 from kombu import Connection

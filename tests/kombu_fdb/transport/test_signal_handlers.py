@@ -3,18 +3,14 @@
 A trace function stands for the handler: it runs where Python would run one, between two lines of the same thread.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-from kombu import Connection, Consumer, Queue
+from kombu import Consumer, Queue
 
 import kombu_fdb
 from kombu_fdb.engine.metrics import totals
@@ -29,16 +25,16 @@ PATIENCE = {"operation_timeout": 3600.0}
 class Handler:
     """Calls ``act`` at each line of the broker's that a call passes, and keeps what became of it."""
 
-    def __init__(self, act: Callable[[], object]) -> None:
+    def __init__(self, act):
         self._act = act
         self.done = 0
-        self.refused: list[StoreError] = []
+        self.refused = []
         self.at = ""
 
-    def run(self, call: Callable[[], object]) -> None:
-        failures: list[BaseException] = []
+    def run(self, call):
+        failures = []
 
-        def traced() -> None:
+        def traced():
             sys.settrace(self._enter)
             try:
                 call()
@@ -54,10 +50,10 @@ class Handler:
         if failures:
             raise failures[0]
 
-    def _enter(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+    def _enter(self, frame, _event, _argument):
         return self._strike if frame.f_code.co_filename.startswith(ROOT) else None
 
-    def _strike(self, frame: FrameType, event: str, _argument: Any) -> Any:
+    def _strike(self, frame, event, _argument):
         if event == "line":
             self.at = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
             try:
@@ -69,37 +65,37 @@ class Handler:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"fdb+sqlite:///{tmp_path}/b.db"
 
 
 @pytest.fixture
-def connection(connect: Callable[..., Connection]) -> Connection:
+def connection(connect):
     return connect(**PATIENCE)
 
 
 @pytest.fixture(autouse=True)
-def totals_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def totals_are_due(monkeypatch):
     """At each transaction, not once a second."""
     monkeypatch.setattr(totals, "INTERVAL_S", 0.0)
 
 
-def depth(connection: Connection, queue: str) -> int:
+def depth(connection, queue):
     return connection.default_channel.queue_declare(queue, passive=True).message_count
 
 
-def publisher(connection: Connection, queue: str) -> Callable[[], object]:
+def publisher(connection, queue):
     producer = connection.Producer()
     connection.default_channel.queue_declare(queue)
     return lambda: producer.publish("x", routing_key=queue, headers={"fair_key": "a"})
 
 
-def check(handler: Handler, least: int) -> None:
+def check(handler, least):
     assert handler.done > least
     assert all("would wait for itself" in str(each) for each in handler.refused)
 
 
-def test_one_that_publishes_while_a_publish_runs(connection: Connection) -> None:
+def test_one_that_publishes_while_a_publish_runs(connection):
     outer, handler = publisher(connection, "q"), Handler(publisher(connection, "from-handler"))
     outer()
     handler.run(outer)
@@ -110,15 +106,13 @@ def test_one_that_publishes_while_a_publish_runs(connection: Connection) -> None
 
 
 @pytest.mark.parametrize("connection_of_its_own", [False, True])
-def test_one_that_publishes_while_messages_are_consumed(
-    connect: Callable[..., Connection], connection: Connection, connection_of_its_own: bool
-) -> None:
+def test_one_that_publishes_while_messages_are_consumed(connect, connection, connection_of_its_own):
     outer = publisher(connection, "q")
     for _ in range(3):
         outer()
-    got: list[str] = []
+    got = []
 
-    def receive(body: str, message: Any) -> None:
+    def receive(body, message):
         message.ack()
         got.append(body)
 
@@ -132,17 +126,17 @@ def test_one_that_publishes_while_messages_are_consumed(
     assert depth(connection, "from-handler") == handler.done
 
 
-def test_one_that_drains_while_its_thread_drains(connection: Connection) -> None:
+def test_one_that_drains_while_its_thread_drains(connection):
     """It gets messages, or is refused; each message is delivered once."""
     outer, got = publisher(connection, "q"), list[Any]()
     for _ in range(200):
         outer()
 
-    def receive(_body: str, message: Any) -> None:
+    def receive(_body, message):
         got.append(message.delivery_tag)
         message.ack()
 
-    def drain() -> None:
+    def drain():
         connection.drain_events(timeout=DEADLINE_S)
 
     handler = Handler(lambda: drain() if len(got) < 150 else None)

@@ -1,9 +1,5 @@
 """One exception out of a signal handler, at each line of an ack or of a bell: nothing is stuck, no thread sleeps on."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from kit.interruption import interrupt
 from kombu import Connection, Consumer, Queue
 
@@ -19,7 +15,7 @@ from kombu_fdb.transport.consuming import dispatch
 MOST_STEPS = 400
 
 
-def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message() -> None:
+def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message():
     files = {str(each.__file__) for each in (channel, client, unacked, dispatch)}
     with MemoryStores():
         url = f"fdb+memory://{random_id().hex()}"
@@ -28,7 +24,7 @@ def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message() -> None
                 queue = broker.queue(f"q{step}")
                 with connection.SimpleQueue(queue.name) as simple:
                     simple.put("x")
-                messages: list[Any] = []
+                messages = []
                 with Connection(url) as own, own.channel() as mine:
                     consumer = Consumer(mine, [Queue(queue.name)], on_message=messages.append)
                     consumer.consume()
@@ -40,7 +36,7 @@ def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message() -> None
     assert step > 10
 
 
-def test_a_bell_that_is_interrupted_anywhere_still_wakes() -> None:
+def test_a_bell_that_is_interrupted_anywhere_still_wakes():
     for rung in (False, True):
         for step in range(1, MOST_STEPS):
             bell = Bell()
@@ -57,7 +53,7 @@ def test_a_bell_that_is_interrupted_anywhere_still_wakes() -> None:
         assert step > 2
 
 
-def test_connections_that_only_publish_and_are_forgotten_leave_nothing() -> None:
+def test_connections_that_only_publish_and_are_forgotten_leave_nothing():
     with MemoryStores():
         url = f"fdb+memory://{random_id().hex()}"
         with Broker.open(url) as broker:

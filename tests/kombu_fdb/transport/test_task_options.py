@@ -1,10 +1,6 @@
 """Options of celery-fdb that a task only seems to have (transport/worker.py)."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from celery import Celery, Task, signals
@@ -28,7 +24,7 @@ class Scheduled(Backoff, Task):
 
 
 @pytest.fixture
-def app(channel: Any) -> Iterator[Celery]:
+def app(channel):
     """``channel``: a worker has one of our transport, too."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     yield app
@@ -40,26 +36,26 @@ class Worker:
 
     pool = None
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app):
         self.app = app
 
-    def on_close(self) -> None:
+    def on_close(self):
         pass
 
 
-def charge(customer: str) -> None:
+def charge(customer):
     pass
 
 
 @pytest.mark.parametrize("base", [None, Own])
-def test_options_without_their_task_class_are_found(app: Celery, base: Any) -> None:
+def test_options_without_their_task_class_are_found(app, base):
     for option in OPTIONS:
         app.task(charge, name=option, base=base, **{option: "1s"})
     assert without_effect(app) == [f"{option} ({option})" for option in sorted(OPTIONS)]
 
 
 @pytest.mark.parametrize("base", [None, Own])
-def test_options_that_work_are_not(app: Celery, base: Any) -> None:
+def test_options_that_work_are_not(app, base):
     install(app)
     app.conf.fdb_dead_letter_failures = True
     options = {"fair_key": "customer", "max_in_flight": 1, "rate_limit_key": "1/s", "dedup_id": "customer"}
@@ -68,7 +64,7 @@ def test_options_that_work_are_not(app: Celery, base: Any) -> None:
     assert without_effect(app) == []
 
 
-def test_parts_of_it_work_by_themselves(app: Celery) -> None:
+def test_parts_of_it_work_by_themselves(app):
     failures.install(app)
     app.conf.fdb_dead_letter_failures = True
     app.task(charge, name="a", base=Scheduled, backoff="1s", dead_letter=True)
@@ -76,12 +72,12 @@ def test_parts_of_it_work_by_themselves(app: Celery) -> None:
     assert without_effect(app) == []
 
 
-def test_a_setting_without_effect_is_found(app: Celery) -> None:
+def test_a_setting_without_effect_is_found(app):
     app.conf.fdb_dead_letter_failures = True
     assert without_effect(app) == ["the setting fdb_dead_letter_failures"]
 
 
-def test_a_worker_that_starts_warns_once(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_starts_warns_once(app, caplog):
     for number in range(7):
         app.task(charge, name=f"shop.{number}", fair_key="customer")
     with caplog.at_level(logging.WARNING):

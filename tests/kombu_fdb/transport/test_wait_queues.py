@@ -1,18 +1,14 @@
 """A connection whose consumers have rivals: when it joins their wait queue, and when it leaves it."""
 
-from __future__ import annotations
-
 import math
 import random
 
 import pytest
-from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
 from kit.simulation.connection import Flag, SimulatedClient, SimulatedTransport
 
 from kombu_fdb.errors import Outrun
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming.fetcher import LONGEST_REST_S
 from kombu_fdb.transport.consuming.receiver import deliver_next
@@ -23,7 +19,7 @@ OPTIONS = Options()
 class Connection(SimulatedTransport):
     """Of a process of its own; its thread is the test's."""
 
-    def __init__(self, bench: Bench, *queues: str, prefetch: int = 4, contested: bool = True) -> None:
+    def __init__(self, bench, *queues, prefetch=4, contested=True):
         self.bench = bench
         engine = bench.another()
         session = engine.sessions.open({})
@@ -36,10 +32,10 @@ class Connection(SimulatedTransport):
             self.combiner.contention.contest(queues or ("q",))
 
     @property
-    def combiner(self) -> CombinerClient:
+    def combiner(self):
         return self.fetcher._claiming.combiner
 
-    def turns(self) -> None:
+    def turns(self):
         """Until there is nothing to be done."""
         with self.draining():
             for _ in range(20):
@@ -50,13 +46,13 @@ class Connection(SimulatedTransport):
                 self.turn()
         raise AssertionError("it does not come to rest")
 
-    def sleep(self) -> None:
+    def sleep(self):
         """It is not drained for long."""
         self.bench.later(OPTIONS.undrained_timeout + 1)
         self.bell.ring()
         self.turn()
 
-    def work_off(self) -> list[bytes]:
+    def work_off(self):
         """What the application has received and acknowledged."""
         while deliver_next(self.fetcher):
             pass
@@ -67,17 +63,17 @@ class Connection(SimulatedTransport):
         return worked
 
     @property
-    def waiting(self) -> list[bytes]:
+    def waiting(self):
         """What waits for the application."""
         return [delivery.payload for _, delivery in self.credit.inbox]
 
 
-def rows(bench: Bench) -> int:
+def rows(bench):
     keys = bench.engine.keys
     return len(bench.engine.transactions.read(lambda work: work.tr.get_range(*keys.all_wait_queues)))
 
 
-def test_an_idle_one_stands_in_the_wait_queue_and_is_served_there(bench: Bench) -> None:
+def test_an_idle_one_stands_in_the_wait_queue_and_is_served_there(bench):
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
     assert connection.combiner.in_wait_queue
@@ -88,7 +84,7 @@ def test_an_idle_one_stands_in_the_wait_queue_and_is_served_there(bench: Bench) 
     assert connection.waiting == [b"b"]
 
 
-def test_who_becomes_the_first_looks_at_the_queues(bench: Bench) -> None:
+def test_who_becomes_the_first_looks_at_the_queues(bench):
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
     first.engine.messages.leave(first.demand)
@@ -97,7 +93,7 @@ def test_who_becomes_the_first_looks_at_the_queues(bench: Bench) -> None:
     assert connection.waiting == [b"a"]
 
 
-def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
+def test_the_first_one_is_woken_by_a_message(bench):
     connection = Connection(bench)
     connection.turns()
     assert connection.combiner.is_first
@@ -108,7 +104,7 @@ def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("contested", [False, True])
-def test_queues_have_their_turns_in_a_wait_queue_as_without_one(bench: Bench, contested: bool) -> None:
+def test_queues_have_their_turns_in_a_wait_queue_as_without_one(bench, contested):
     """The first one looks twice what to claim, and used to begin with the same of two queues each time."""
     connection = Connection(bench, "one", "other", contested=contested)
     for queue in ("one", "other"):
@@ -123,7 +119,7 @@ def test_queues_have_their_turns_in_a_wait_queue_as_without_one(bench: Bench, co
     assert {len(each) for each in windows} == {1}
 
 
-def test_other_queues_are_another_wait_queue(bench: Bench) -> None:
+def test_other_queues_are_another_wait_queue(bench):
     connection = Connection(bench)
     connection.turns()
     connection.consume("r", "another")
@@ -133,7 +129,7 @@ def test_other_queues_are_another_wait_queue(bench: Bench) -> None:
     assert rows(bench) == 1
 
 
-def test_what_was_granted_before_it_left_is_handed_over(bench: Bench) -> None:
+def test_what_was_granted_before_it_left_is_handed_over(bench):
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
     bench.put(b"a", b"b")
@@ -146,7 +142,7 @@ def test_what_was_granted_before_it_left_is_handed_over(bench: Bench) -> None:
     assert connection.combiner.queues == ("q", "r")
 
 
-def test_without_room_it_stands_in_no_wait_queue(bench: Bench) -> None:
+def test_without_room_it_stands_in_no_wait_queue(bench):
     connection = Connection(bench, prefetch=1)
     connection.turns()
     bench.put(b"a", b"b")
@@ -155,7 +151,7 @@ def test_without_room_it_stands_in_no_wait_queue(bench: Bench) -> None:
     assert rows(bench) == 0
 
 
-def test_a_connection_that_is_not_drained_leaves_the_wait_queue(bench: Bench) -> None:
+def test_a_connection_that_is_not_drained_leaves_the_wait_queue(bench):
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
     connection.sleep()
@@ -163,7 +159,7 @@ def test_a_connection_that_is_not_drained_leaves_the_wait_queue(bench: Bench) ->
     assert first.look().is_first
 
 
-def test_queues_without_rivals_are_claimed_from_by_themselves(bench: Bench) -> None:
+def test_queues_without_rivals_are_claimed_from_by_themselves(bench):
     """Without leases, and with consumers that are told apart: a wait queue's transaction does neither."""
     connection = Connection(bench, "q")
     connection.consume("mine", "another")
@@ -174,7 +170,7 @@ def test_queues_without_rivals_are_claimed_from_by_themselves(bench: Bench) -> N
     assert sorted(connection.waiting) == [b"a", b"b"]
 
 
-def test_a_service_brings_nothing_of_queues_without_rivals(bench: Bench) -> None:
+def test_a_service_brings_nothing_of_queues_without_rivals(bench):
     connection = Connection(bench, "q", prefetch=2)
     connection.consume("mine", "another")
     connection.subscriptions[-1].transient = True
@@ -189,7 +185,7 @@ def test_a_service_brings_nothing_of_queues_without_rivals(bench: Bench) -> None
     assert not {each.queue for each in rival.collect()} - {"q"}
 
 
-def test_who_is_outrun_joins_the_wait_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_outrun_joins_the_wait_queue(bench, monkeypatch):
     connection = Connection(bench, contested=False)
     bench.put(b"a")
     with monkeypatch.context() as patch:
@@ -199,14 +195,14 @@ def test_who_is_outrun_joins_the_wait_queue(bench: Bench, monkeypatch: pytest.Mo
     assert connection.waiting == [b"a"]
 
 
-def test_only_what_others_may_have_gives_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_others_may_have_gives_way(bench, monkeypatch):
     connection = Connection(bench, contested=False)
     connection.subscriptions[0].transient = True
     bench.put(b"a")
-    given: list[object] = []
+    given = []
     claim = connection.client_session.claim
 
-    def note(*args: object, **terms: object) -> object:
+    def note(*args, **terms):
         given.append(terms["gives_way"])
         return claim(*args, **terms)  # type: ignore[arg-type]  # as they came
 
@@ -215,5 +211,5 @@ def test_only_what_others_may_have_gives_way(bench: Bench, monkeypatch: pytest.M
     assert given == [False]
 
 
-def _outrun(*_args: object, **_terms: object) -> None:
+def _outrun(*_args, **_terms):
     raise Outrun

@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import os
 import select
-import socket
 import threading
 import time
-from typing import Any
 
 import pytest
 
@@ -13,11 +9,11 @@ from kombu_fdb.primitives.wakeup import Bell
 
 
 @pytest.fixture
-def bell() -> Bell:
+def bell():
     return Bell()
 
 
-def test_wait_times_out(bell: Bell) -> None:
+def test_wait_times_out(bell):
     started = time.monotonic()
     assert not bell.wait(0.02)
     assert 0.02 <= time.monotonic() - started < 1
@@ -25,7 +21,7 @@ def test_wait_times_out(bell: Bell) -> None:
     bell.close()
 
 
-def test_a_ring_before_the_wait(bell: Bell) -> None:
+def test_a_ring_before_the_wait(bell):
     bell.ring()
     assert bell.wait(None)
     assert bell.wait(0), "waiting does not clear"
@@ -34,13 +30,13 @@ def test_a_ring_before_the_wait(bell: Bell) -> None:
     bell.close()
 
 
-def test_a_ring_during_the_wait(bell: Bell) -> None:
+def test_a_ring_during_the_wait(bell):
     threading.Timer(0.02, bell.ring).start()
     assert bell.wait(10)
     bell.close()
 
 
-def test_readable_while_rung(bell: Bell) -> None:
+def test_readable_while_rung(bell):
     for _ in range(3):
         bell.ring()
         bell.ring()
@@ -50,11 +46,11 @@ def test_readable_while_rung(bell: Bell) -> None:
     bell.close()
 
 
-def test_no_ring_is_lost(bell: Bell) -> None:
+def test_no_ring_is_lost(bell):
     """Work made visible before a ring is always seen: the protocol of clear, look, wait."""
     work, done = [], threading.Event()
 
-    def ring() -> None:
+    def ring():
         for number in range(2000):
             work.append(number)
             bell.ring()
@@ -72,7 +68,7 @@ def test_no_ring_is_lost(bell: Bell) -> None:
     bell.close()
 
 
-def test_closed(bell: Bell) -> None:
+def test_closed(bell):
     waiting = threading.Thread(target=bell.wait, args=(10,))
     waiting.start()
     bell.close()
@@ -85,15 +81,15 @@ def test_closed(bell: Bell) -> None:
 class Slow:
     """Sends when something else has happened."""
 
-    def __init__(self, ringing: socket.socket, meanwhile: Any) -> None:
+    def __init__(self, ringing, meanwhile):
         self._ringing, self._meanwhile = ringing, meanwhile
 
-    def send(self, data: bytes) -> int:
+    def send(self, data):
         self._meanwhile()
         return self._ringing.send(data)
 
 
-def test_a_ring_that_is_cleared_before_it_has_sent_wakes_an_event_loop_once(bell: Bell) -> None:
+def test_a_ring_that_is_cleared_before_it_has_sent_wakes_an_event_loop_once(bell):
     descriptor = bell.fileno()
     bell._ringing = Slow(bell._ringing, bell.clear)  # type: ignore[assignment]
     bell.ring()
@@ -102,7 +98,7 @@ def test_a_ring_that_is_cleared_before_it_has_sent_wakes_an_event_loop_once(bell
     assert not select.select([descriptor], [], [], 0)[0]
 
 
-def test_a_ring_that_is_cleared_before_it_has_sent_wakes_a_thread_once(bell: Bell) -> None:
+def test_a_ring_that_is_cleared_before_it_has_sent_wakes_a_thread_once(bell):
     sleeper = object()
     bell._sleepers.add(sleeper)
     bell._ringing = Slow(bell._ringing, bell.clear)  # type: ignore[assignment]
@@ -112,14 +108,14 @@ def test_a_ring_that_is_cleared_before_it_has_sent_wakes_a_thread_once(bell: Bel
     assert not bell.wait(0.01)
 
 
-def test_a_ring_while_stale_bytes_are_taken_is_not_lost(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_while_stale_bytes_are_taken_is_not_lost(bell, monkeypatch):
     """There may be another sleeper."""
     descriptor = bell._listening.fileno()
     bell._sleepers.add(object())
     bell._ringing.send(b"!")
     take = Bell._take_bytes
 
-    def ring_and_take(self: Bell) -> None:
+    def ring_and_take(self):
         self.ring()
         take(self)
 
@@ -128,18 +124,16 @@ def test_a_ring_while_stale_bytes_are_taken_is_not_lost(bell: Bell, monkeypatch:
     assert select.select([descriptor], [], [], 0)[0]
 
 
-def test_a_bell_that_is_closed_wakes_a_sleeper_who_has_only_its_number(
-    bell: Bell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bell_that_is_closed_wakes_a_sleeper_who_has_only_its_number(bell, monkeypatch):
     """Another file would get the number, and it would sleep on that."""
     poll, files = select.poll, list[int]()
 
     class Late:
-        def __init__(self) -> None:
+        def __init__(self):
             self._poll = poll()
             self.register = self._poll.register
 
-        def poll(self, timeout: float | None) -> Any:
+        def poll(self, timeout):
             bell.close()
             bell.clear()
             files.extend(os.pipe() + os.pipe())

@@ -1,20 +1,16 @@
 """How a message came to the queue where it is, and whether a consumer has had it: what a consumer sees of that."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from kombu_fdb import Broker
 
 
-def publish(channel: Any, exchange: str, routing_key: str, body: str = "x") -> None:
+def publish(channel, exchange, routing_key, body="x"):
     message = channel.prepare_message(body, content_type="text/plain", content_encoding="utf-8")
     channel.basic_publish(message, exchange, routing_key)
 
 
-def seen_of(message: Any) -> dict[str, Any]:
+def seen_of(message):
     """What RabbitMQ tells as well."""
     headers = message.headers
     deaths = headers.get("x-death") or []
@@ -40,7 +36,7 @@ CIRCLE = [
 
 
 @pytest.mark.parametrize("size", [1, 300_000])
-def test_a_message_that_dies_in_a_circle_tells_what_rabbitmq_tells(channel: Any, size: int) -> None:
+def test_a_message_that_dies_in_a_circle_tells_what_rabbitmq_tells(channel, size):
     channel.exchange_declare("ex", "direct")
     channel.exchange_declare("dlx", "topic")
     for queue, exchange, key in (("w", "dlx", "dk"), ("d", "ex", "wk")):
@@ -56,7 +52,7 @@ def test_a_message_that_dies_in_a_circle_tells_what_rabbitmq_tells(channel: Any,
         message.reject()
 
 
-def test_without_an_exchange_for_it_a_dead_letter_came_by_its_queue_s_name(channel: Any) -> None:
+def test_without_an_exchange_for_it_a_dead_letter_came_by_its_queue_s_name(channel):
     channel.exchange_declare("ex", "topic")
     channel.queue_declare("q")
     channel.queue_bind("q", "ex", "order.*")
@@ -71,9 +67,7 @@ def test_without_an_exchange_for_it_a_dead_letter_came_by_its_queue_s_name(chann
 
 @pytest.mark.parametrize("size", [1, 300_000])
 @pytest.mark.parametrize("how", ["move", "replay"])
-def test_what_an_operator_moves_comes_by_the_name_of_its_new_queue(
-    channel: Any, connection: Any, how: str, size: int
-) -> None:
+def test_what_an_operator_moves_comes_by_the_name_of_its_new_queue(channel, connection, how, size):
     """Else a task that is retried would go back to the queue that it was taken out of."""
     channel.exchange_declare("ex", "topic")
     channel.queue_declare("slow")
@@ -92,7 +86,7 @@ def test_what_an_operator_moves_comes_by_the_name_of_its_new_queue(
     assert (seen_of(found)["by"], len(found.body)) == (("", target), size)
 
 
-def test_a_delayed_message_is_moved_like_others(channel: Any, connection: Any, until: Any) -> None:
+def test_a_delayed_message_is_moved_like_others(channel, connection, until):
     channel.queue_declare("q")
     message = channel.prepare_message("x", content_type="text/plain", content_encoding="utf-8", headers={"x-delay": 1})
     channel.basic_publish(message, "", "q")
@@ -106,7 +100,7 @@ def test_a_delayed_message_is_moved_like_others(channel: Any, connection: Any, u
 class TestRedelivered:
     """https://www.rabbitmq.com/docs/confirms#automatic-requeueing"""
 
-    def test_what_a_callback_had_when_its_channel_closed(self, connection: Any) -> None:
+    def test_what_a_callback_had_when_its_channel_closed(self, connection):
         channel, received = connection.channel(), []
         publish(connection.default_channel, "", "q")
         channel.basic_consume("q", False, received.append)
@@ -116,7 +110,7 @@ class TestRedelivered:
         info = [message.delivery_info["redelivered"] for message in (*received, again)]
         assert (info, again.properties["delivery_info"]["redelivered"], again.headers) == ([False, True], True, {})
 
-    def test_not_what_was_only_claimed_ahead(self, connection: Any, until: Any) -> None:
+    def test_not_what_was_only_claimed_ahead(self, connection, until):
         channel, received = connection.channel(), []
         for _ in range(2):
             publish(connection.default_channel, "", "q")
@@ -128,7 +122,7 @@ class TestRedelivered:
         found = [connection.default_channel.basic_get("q").delivery_info["redelivered"] for _ in range(2)]
         assert found == [True, False]
 
-    def test_what_a_process_held_at_its_end(self, connect: Any, connection: Any) -> None:
+    def test_what_a_process_held_at_its_end(self, connect, connection):
         other = connect(ack_delay_ms=6)  # another client of the store
         publish(connection.default_channel, "", "q")
         held = other.default_channel.basic_get("q")
@@ -138,7 +132,7 @@ class TestRedelivered:
         assert not held.delivery_info["redelivered"]
         assert connection.default_channel.basic_get("q").delivery_info["redelivered"]
 
-    def test_a_dead_letter_is_new_to_its_queue(self, connection: Any) -> None:
+    def test_a_dead_letter_is_new_to_its_queue(self, connection):
         channel = connection.channel()
         publish(channel, "", "q")
         channel.basic_get("q")

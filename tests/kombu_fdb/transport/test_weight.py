@@ -1,17 +1,13 @@
 """How much of our code a message passes: `make bench` measures what it costs, this keeps it from growing unnoticed."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kombu import Connection, Producer, Queue
+from kombu import Queue
 
 import kombu_fdb
 from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES
@@ -28,15 +24,15 @@ ROUNDS = 25
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"fdb+sqlite:///{tmp_path}/b.db"
 
 
-def passed(act: Callable[[], object]) -> tuple[int, int]:
+def passed(act):
     """In this thread."""
-    calls: Counter[str] = Counter()
+    calls = Counter()
 
-    def count(frame: Any, event: str, _argument: object) -> None:
+    def count(frame, event, _argument):
         if event == "call" and frame.f_code.co_filename.startswith(ROOT):
             calls[frame.f_code.co_filename] += 1
 
@@ -49,16 +45,16 @@ def passed(act: Callable[[], object]) -> tuple[int, int]:
 
 
 @pytest.fixture
-def producer(connection: Connection) -> Producer:
+def producer(connection):
     connection.default_channel.queue_declare("q")
     return connection.Producer()
 
 
-def publish(producer: Producer, **headers: object) -> None:
+def publish(producer, **headers):
     producer.publish([[], {}, {}], routing_key="q", headers={**HEADERS, **headers}, correlation_id="1")
 
 
-def test_what_a_published_task_passes(producer: Producer) -> None:
+def test_what_a_published_task_passes(producer):
     publish(producer)
     # Once a second the totals are stored, and the queue's declaration is read again.
     calls, files = PUBLISHED
@@ -66,30 +62,28 @@ def test_what_a_published_task_passes(producer: Producer) -> None:
     assert min(passed(lambda: publish(producer)) for _ in range(5)) == (calls + more, files + more)
 
 
-def test_a_large_number_in_a_header_passes_no_more(producer: Producer) -> None:
+def test_a_large_number_in_a_header_passes_no_more(producer):
     """Its message was encoded twice."""
 
-    def least(number: int) -> tuple[int, int]:
+    def least(number):
         return min(passed(lambda: publish(producer, order=number)) for _ in range(5))
 
     assert least(-(2**63)) == least(4_294_967_296) == least(1)
 
 
-def test_what_a_consumed_task_passes(
-    connection: Connection, producer: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_consumed_task_passes(connection, producer, monkeypatch):
     """Delivered and acknowledged, by the thread that drains, which claims it, too."""
     monkeypatch.setattr(receiver, "SLOW_S", math.inf)  # else a drain on a busy machine leaves it to another thread
     left = 0
     for _ in range((2 + ROUNDS) * WINDOW):
         publish(producer)
 
-    def receive(message: Any) -> None:
+    def receive(message):
         nonlocal left
         message.ack()
         left -= 1
 
-    def drain() -> None:
+    def drain():
         nonlocal left
         left = WINDOW
         while left:

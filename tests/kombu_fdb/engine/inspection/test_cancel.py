@@ -1,16 +1,10 @@
 """A task id that a publisher has given to many messages: found in part, taken back in parts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-
 from kombu_fdb import Broker
 from kombu_fdb.engine.inspection import browse
 
 
-def test_many_messages_of_one_id_cost_no_more_than_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_messages_of_one_id_cost_no_more_than_some(tmp_path, monkeypatch):
     monkeypatch.setattr(browse, "MOST_OF_TASK", 3)
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         jobs = broker.queue("jobs")

@@ -1,15 +1,10 @@
 """A dry run shows what its verb would see, had it written; and writes nothing."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.inspection.browse import DryRun
-from kombu_fdb.store.protocol import Transaction
 
 KEYS = [b"%d" % number for number in range(10)]
 FIRST = dict.fromkeys(KEYS[::2], b"stored")
@@ -25,7 +20,7 @@ writes = st.lists(
 ranges = st.tuples(st.sampled_from(KEYS), st.sampled_from([*KEYS, b"x"]), st.integers(0, 4))
 
 
-def filled() -> FaultyDatabase:
+def filled():
     database = FaultyDatabase()
     tr = database.begin(timeout_s=5)
     for key, value in FIRST.items():
@@ -34,7 +29,7 @@ def filled() -> FaultyDatabase:
     return database
 
 
-def looks(tr: Transaction, wanted: list[tuple[bytes, bytes, int]], *, reverse: bool) -> list[Any]:
+def looks(tr, wanted, *, reverse):
     """By each of the ways to read."""
     one_by_one = [tr.get_range(begin, end, limit=limit, reverse=reverse) for begin, end, limit in wanted]
     together = tr.get_together(KEYS, wanted)
@@ -43,12 +38,10 @@ def looks(tr: Transaction, wanted: list[tuple[bytes, bytes, int]], *, reverse: b
 
 @settings(max_examples=150)
 @given(writes=writes, wanted=st.lists(ranges, min_size=1, max_size=3), reverse=st.booleans())
-def test_it_sees_what_a_transaction_sees_that_wrote_the_same(
-    writes: list[tuple[Any, ...]], wanted: list[tuple[bytes, bytes, int]], *, reverse: bool
-) -> None:
+def test_it_sees_what_a_transaction_sees_that_wrote_the_same(writes, wanted, *, reverse):
     database = filled()
     wet, inner = database.begin(timeout_s=5), database.begin(timeout_s=5)
-    dry: Any = DryRun(inner)
+    dry = DryRun(inner)
     for verb, *arguments in writes:
         getattr(wet, verb)(*arguments)
         getattr(dry, verb)(*arguments)
@@ -56,10 +49,10 @@ def test_it_sees_what_a_transaction_sees_that_wrote_the_same(
     assert dict(database.begin(timeout_s=5).get_range(b"", b"\xff")) == FIRST
 
 
-def test_it_conflicts_with_no_transaction_and_passes_over_what_only_counts() -> None:
+def test_it_conflicts_with_no_transaction_and_passes_over_what_only_counts():
     database = filled()
     inner = database.begin(timeout_s=5)
-    dry: Any = DryRun(inner)
+    dry = DryRun(inner)
     assert dry.read_only
     looks(dry, [(b"0", b"9", 0)], reverse=False)
     dry.add(KEYS[0], 1)

@@ -1,7 +1,5 @@
 """What is to be known of many queues, keys, messages and sessions: in parts, and each part whole."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
@@ -14,7 +12,7 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 50])
-def test_facts_of_many_queues(bench: Bench, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_facts_of_many_queues(bench, monkeypatch, at_once):
     """Each queue's own, of messages with a key and without one."""
     monkeypatch.setattr(inspection, "QUEUES_PER_LOOK", at_once)
     begin_ms = bench.clock.wall_ms()
@@ -40,7 +38,7 @@ def test_facts_of_many_queues(bench: Bench, monkeypatch: pytest.MonkeyPatch, at_
 
 
 @pytest.mark.parametrize("rows", [1, 2, 1_000])
-def test_a_message_is_found_wherever_it_stands(bench: Bench, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_a_message_is_found_wherever_it_stands(bench, monkeypatch, rows):
     """And deleted, once."""
     monkeypatch.setattr(browse, "MESSAGES_PER_TRANSACTION", rows)
     ids = [bytes([number]) * 16 for number in range(12)]
@@ -71,9 +69,7 @@ def test_a_message_is_found_wherever_it_stands(bench: Bench, monkeypatch: pytest
         (("celeryev.1", "jobs"), False),
     ],
 )
-def test_a_session_that_only_reads_what_celery_sends_itself_is_internal(
-    bench: Bench, consumed: tuple[str, ...], is_internal: bool
-) -> None:
+def test_a_session_that_only_reads_what_celery_sends_itself_is_internal(bench, consumed, is_internal):
     bench.engine.sessions.beat(bench.session, consumed=consumed)
     assert [each.is_internal for each in bench.engine.inspect.sessions()] == [is_internal]
     bench.put(b"a")
@@ -81,7 +77,7 @@ def test_a_session_that_only_reads_what_celery_sends_itself_is_internal(
     assert not bench.engine.inspect.sessions()[0].is_internal, "it holds a message"
 
 
-def test_sessions_with_the_number_of_their_messages_if_it_is_asked_for(bench: Bench) -> None:
+def test_sessions_with_the_number_of_their_messages_if_it_is_asked_for(bench):
     bench.put(b"a", b"b")
     bench.take()
     assert [each.held for each in bench.engine.inspect.sessions()] == [None]
@@ -92,7 +88,7 @@ def test_sessions_with_the_number_of_their_messages_if_it_is_asked_for(bench: Be
     bench.engine.sessions.release(bench.session)
 
 
-def test_an_exchange_is_read(bench: Bench) -> None:
+def test_an_exchange_is_read(bench):
     bench.engine.queues.declare_exchange(Exchange("e", "fanout"))
     found = bench.engine.inspect.exchange("e")
     assert found is not None
@@ -100,13 +96,13 @@ def test_an_exchange_is_read(bench: Bench) -> None:
     assert bench.engine.inspect.exchange("none") is None
 
 
-def test_a_queue_with_keys_says_how_to_see_its_last_message(bench: Bench) -> None:
+def test_a_queue_with_keys_says_how_to_see_its_last_message(bench):
     bench.put(b"a", key="k")
     with pytest.raises(QueueError, match=r"a queue with keys has no last message .*Name a key"):
         bench.engine.inspect.peek("q", 1, reverse=True)
 
 
-def test_a_lease_that_can_not_be_read_hides_no_task() -> None:
+def test_a_lease_that_can_not_be_read_hides_no_task():
     bench = Bench(FaultyDatabase())
     bench.write(lambda tr: tr.set(bench.engine.keys.lease(bytes(16), 0), b"\xff"))
     bench.put(b"a", task_id="other")

@@ -1,10 +1,5 @@
 """Pages over every store: each message once, in order, at the same cost wherever the page begins."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
@@ -12,26 +7,25 @@ from kit.costs import CountingDatabase, cost
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
-from kombu_fdb.model import Listed, Publication, View
-from kombu_fdb.store.protocol import Database
+from kombu_fdb.model import Publication, View
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def counted(database: Database) -> CountingDatabase:
+def counted(database):
     return CountingDatabase(database)
 
 
 @pytest.fixture
-def bench(counted: CountingDatabase) -> Iterator[Bench]:
+def bench(counted):
     bench = Bench(counted)
     yield bench
     bench.check()
     bench.clean()
 
 
-def walk(bench: Bench, state: str, limit: int = 3, queue: str = "q", **options: Any) -> list[Listed]:
+def walk(bench, state, limit=3, queue="q", **options):
     """All pages, one after the other."""
     found, after = [], b""
     while True:
@@ -43,11 +37,11 @@ def walk(bench: Bench, state: str, limit: int = 3, queue: str = "q", **options: 
         after = page.following
 
 
-def payloads(listed: list[Listed]) -> list[bytes]:
+def payloads(listed):
     return [each.message.payload for each in listed]
 
 
-def fill(bench: Bench) -> None:
+def fill(bench):
     for number in range(4):
         bench.put(b"plain %d" % number)
         bench.put(b"a %d" % number, key="a")
@@ -58,7 +52,7 @@ def fill(bench: Bench) -> None:
 READY = [b"a 0", b"a 1", b"a 2", b"a 3", b"b", b"urgent", b"plain 0", b"plain 1", b"plain 2", b"plain 3"]
 
 
-def test_pages_of_ready_messages_hold_each_once_by_key_and_urgency(bench: Bench) -> None:
+def test_pages_of_ready_messages_hold_each_once_by_key_and_urgency(bench):
     fill(bench)
     bench.put(b"another queue's", queue="q2")
     for limit in (1, 3, 10, 100):
@@ -69,7 +63,7 @@ def test_pages_of_ready_messages_hold_each_once_by_key_and_urgency(bench: Bench)
         assert payloads(walk(bench, "ready", limit, key="nobody's")) == []
 
 
-def test_a_page_tells_what_a_record_tells(bench: Bench) -> None:
+def test_a_page_tells_what_a_record_tells(bench):
     bench.put(b"urgent", priority=7, key="a")
     (listed,) = walk(bench, "ready")
     message = listed.message
@@ -77,7 +71,7 @@ def test_a_page_tells_what_a_record_tells(bench: Bench) -> None:
     assert message.published_ms == bench.clock.wall_ms()
 
 
-def test_delayed_ones_by_due_time(bench: Bench) -> None:
+def test_delayed_ones_by_due_time(bench):
     now_ms = bench.clock.wall_ms()
     for hours in (3, 1, 2):
         bench.put(b"%d" % hours, due_ms=now_ms + hours * HOUR_MS, priority=hours)
@@ -89,7 +83,7 @@ def test_delayed_ones_by_due_time(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("leases", [1, 4])
-def test_leased_ones_of_one_queue_with_their_owner(bench: Bench, monkeypatch: pytest.MonkeyPatch, leases: int) -> None:
+def test_leased_ones_of_one_queue_with_their_owner(bench, monkeypatch, leases):
     """However few leases are looked at for a page: each message is on one page."""
     monkeypatch.setattr(browse, "LEASES_PER_PAGE", leases)
     for number in range(6):
@@ -104,7 +98,7 @@ def test_leased_ones_of_one_queue_with_their_owner(bench: Bench, monkeypatch: py
     assert sorted(payloads(walk(bench, "leased", 2, reverse=True))) == sorted(payloads(listed))
 
 
-def test_a_page_reads_the_first_chunk_of_a_large_payload_and_a_position_all_of_it(bench: Bench) -> None:
+def test_a_page_reads_the_first_chunk_of_a_large_payload_and_a_position_all_of_it(bench):
     payload = bytes(range(256)) * 1000
     bench.put(payload)
     (listed,) = walk(bench, "ready")
@@ -115,7 +109,7 @@ def test_a_page_reads_the_first_chunk_of_a_large_payload_and_a_position_all_of_i
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
-def test_a_message_is_deleted_where_it_stands_and_nowhere_else(bench: Bench, state: str) -> None:
+def test_a_message_is_deleted_where_it_stands_and_nowhere_else(bench, state):
     bench.put(b"it" * 5_000, key="a", due_ms=bench.clock.wall_ms() + 1_000 if state == "delayed" else 0)
     bench.put(b"other", key="a")
     if state == "leased":
@@ -130,7 +124,7 @@ def test_a_message_is_deleted_where_it_stands_and_nowhere_else(bench: Bench, sta
     assert sum(bench.counts()) == 1
 
 
-def test_a_message_that_moved_is_not_where_it_was(bench: Bench) -> None:
+def test_a_message_that_moved_is_not_where_it_was(bench):
     bench.put(b"a")
     (listed,) = walk(bench, "ready")
     bench.take()
@@ -138,7 +132,7 @@ def test_a_message_that_moved_is_not_where_it_was(bench: Bench) -> None:
     assert not bench.engine.messages.delete_at("q", "ready", listed.position, listed.message.message_id)
 
 
-def test_a_tasks_messages_are_listed_wherever_they_are(bench: Bench) -> None:
+def test_a_tasks_messages_are_listed_wherever_they_are(bench):
     later_ms = bench.clock.wall_ms() + HOUR_MS
     for queue, properties in (("q", {}), ("q", {"key": "a"}), ("r", {"due_ms": later_ms}), ("leased", {"key": "b"})):
         bench.put(b"mine", queue=queue, task_id="t", **properties)
@@ -159,7 +153,7 @@ def test_a_tasks_messages_are_listed_wherever_they_are(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a"])
-def test_a_dead_letter_is_replayed_from_where_it_stands(bench: Bench, key: str) -> None:
+def test_a_dead_letter_is_replayed_from_where_it_stands(bench, key):
     bench.put(b"a", b"b", key=key)
     bench.engine.messages.reject([each.lease for each in bench.take()])
     first, second = walk(bench, "ready", queue="q.dead")
@@ -174,7 +168,7 @@ def test_a_dead_letter_is_replayed_from_where_it_stands(bench: Bench, key: str) 
     assert bench.counts("q.dead") == (1, 0, 0)
 
 
-def test_what_never_died_is_not_replayed(bench: Bench) -> None:
+def test_what_never_died_is_not_replayed(bench):
     bench.put(b"a")
     (listed,) = walk(bench, "ready")
     with pytest.raises(QueueError, match="not a dead letter"):
@@ -183,7 +177,7 @@ def test_what_never_died_is_not_replayed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
-def test_a_made_up_position_leads_nowhere(bench: Bench, state: str) -> None:
+def test_a_made_up_position_leads_nowhere(bench, state):
     fill(bench)
     bench.put(b"another queue's", queue="r")
     bench.take(1, "r")
@@ -193,7 +187,7 @@ def test_a_made_up_position_leads_nowhere(bench: Bench, state: str) -> None:
         assert all(each.message.queue == "q" for each in page.messages)
 
 
-def test_an_unreadable_message_is_shown_as_its_bytes(bench: Bench) -> None:
+def test_an_unreadable_message_is_shown_as_its_bytes(bench):
     fill(bench)
     keys = bench.engine.keys
     (broken,) = (each for each in walk(bench, "ready") if each.message.payload == b"urgent")
@@ -211,9 +205,7 @@ def test_an_unreadable_message_is_shown_as_its_bytes(bench: Bench) -> None:
 
 @pytest.mark.parametrize("database", ["memory"], indirect=True)  # counted above the store
 @pytest.mark.parametrize("backlog", [200, 10_000, pytest.param(100_000, marks=pytest.mark.scale)])
-def test_every_page_costs_the_same_in_a_queue_of_any_length(
-    bench: Bench, counted: CountingDatabase, backlog: int
-) -> None:
+def test_every_page_costs_the_same_in_a_queue_of_any_length(bench, counted, backlog):
     for state, due_ms in (("ready", 0), ("delayed", 2**41)):
         for start in range(0, backlog, 2_000):
             number = min(2_000, backlog - start)

@@ -1,9 +1,6 @@
 """Dead letters of messages that are no longer in the store, or never were."""
 
-from __future__ import annotations
-
 import pytest
-from kit.conformance.queue import Bench
 from kit.duties import replay
 
 from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
@@ -13,7 +10,7 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.envelope import payload_of
 
 
-def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:
+def test_a_copy_from_outside_is_what_the_message_was(bench):
     """All that the message had, its history too; the time to run holds where the letter is consumed."""
     bench.engine.queues.declare(QueueDeclaration("q"))
     earlier = Death("before", "rejected", 2, 5, "", ("before",), {})
@@ -33,9 +30,7 @@ def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1, 600_000])
-def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_publisher(
-    bench: Bench, size: int
-) -> None:
+def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_publisher(bench, size):
     """``publish_in``: nothing can be copied beforehand, however large it is."""
     bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     for grave in ("one", "two", "three", "four"):
@@ -50,7 +45,7 @@ def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_
         assert bench.payloads(2, grave) == [b"x" * size]
 
 
-def test_each_queue_caps_the_priority_that_a_dead_letter_was_published_with(bench: Bench) -> None:
+def test_each_queue_caps_the_priority_that_a_dead_letter_was_published_with(bench):
     """As on RabbitMQ: a queue with few priorities takes none away from the next one."""
     for queue, most, following in (("few", 1, "some"), ("some", 7, "many"), ("many", 9, "end")):
         to = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": following}
@@ -65,11 +60,11 @@ def test_each_queue_caps_the_priority_that_a_dead_letter_was_published_with(benc
     assert bench.payloads(4, "many") == [b"9", b"8", b"7", b"5"]
 
 
-def replay_to(bench: Bench, queue: str, to: str) -> None:
+def replay_to(bench, queue, to):
     bench.engine.dead_letters.replay_part(bench.engine.dead_letters.walk(f"{queue}.dead"), b"", 1, to=to)
 
 
-def test_a_replay_keeps_the_priority_and_its_queue_caps_it(bench: Bench) -> None:
+def test_a_replay_keeps_the_priority_and_its_queue_caps_it(bench):
     bench.engine.queues.declare(QueueDeclaration("q"))
     bench.engine.queues.declare(QueueDeclaration("few", arguments={"x-max-priority": 1}))
     bench.engine.publisher.publish([Publication("", "few", b"1", 1), Publication("", "q", b"9", 9)])
@@ -84,16 +79,14 @@ def test_a_replay_keeps_the_priority_and_its_queue_caps_it(bench: Bench) -> None
     assert bench.payloads(2, "q") == [b"9", b"8"]
 
 
-def kombus(routing_key: str, body: bytes = b"[]") -> bytes:
+def kombus(routing_key, body=b"[]"):
     """A message as kombu's."""
     return payload_of({"body": body, "headers": {}, "properties": {}}, "work", routing_key)
 
 
 @pytest.mark.parametrize("size", [1, INLINE_BYTES, 600_000])
 @pytest.mark.parametrize("named", [None, "dead.all"])
-def test_a_letter_is_routed_by_its_own_key_unless_the_queue_names_one(
-    bench: Bench, size: int, named: str | None
-) -> None:
+def test_a_letter_is_routed_by_its_own_key_unless_the_queue_names_one(bench, size, named):
     """https://www.rabbitmq.com/docs/dlx#routing"""
     bench.engine.queues.declare_exchange(Exchange("work", "topic"))
     bench.engine.queues.declare_exchange(Exchange("dlx", "topic"))
@@ -111,7 +104,7 @@ def test_a_letter_is_routed_by_its_own_key_unless_the_queue_names_one(
     assert counts == {"eu": 0, "us": 0, "all": 0, "q.dead": 0, ("all" if named else "eu"): 1}
 
 
-def test_a_letter_that_is_rejected_and_expires_comes_back_by_its_own_key(bench: Bench) -> None:
+def test_a_letter_that_is_rejected_and_expires_comes_back_by_its_own_key(bench):
     """RabbitMQ's delayed retry: work, rejected, a queue with a time to live and no consumer, and back."""
     for name in ("retry", "again"):
         bench.engine.queues.declare_exchange(Exchange(name, "topic"))
@@ -128,7 +121,7 @@ def test_a_letter_that_is_rejected_and_expires_comes_back_by_its_own_key(bench: 
 
 
 @pytest.mark.parametrize(("target", "kept"), [("work", True), ("other.dead", False)])
-def test_a_letter_in_a_working_queue_is_one_of_its_key_again(bench: Bench, target: str, kept: bool) -> None:
+def test_a_letter_in_a_working_queue_is_one_of_its_key_again(bench, target, kept):
     """Its key's limits, its weight and a pause hold for it there; a queue of the dead keeps the order of the deaths."""
     engine = bench.engine
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target}
@@ -140,9 +133,7 @@ def test_a_letter_in_a_working_queue_is_one_of_its_key_again(bench: Bench, targe
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q.dead"}])
-def test_a_letter_lives_for_as_long_as_its_queue_is_declared_to_keep_it(
-    bench: Bench, arguments: dict[str, str]
-) -> None:
+def test_a_letter_lives_for_as_long_as_its_queue_is_declared_to_keep_it(bench, arguments):
     """Where no exchange was set, the one of a ``<queue>.dead`` that a program had declared did not count."""
     for queue, given in (("q", arguments), ("q.dead", {"x-message-ttl": 0})):
         bench.engine.queues.declare(QueueDeclaration(queue, arguments=given))
@@ -152,7 +143,7 @@ def test_a_letter_lives_for_as_long_as_its_queue_is_declared_to_keep_it(
     assert not bench.take(1, "q.dead")
 
 
-def test_a_death_that_comes_again_knows_its_first_time_and_its_last(bench: Bench) -> None:
+def test_a_death_that_comes_again_knows_its_first_time_and_its_last(bench):
     """The first one is what RabbitMQ tells; the last one is what "older than" asks for."""
     bench.engine.queues.declare(
         QueueDeclaration("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
@@ -168,7 +159,7 @@ def test_a_death_that_comes_again_knows_its_first_time_and_its_last(bench: Bench
     assert (death.count, death.since_ms - began_ms, death.time_ms - began_ms) == (3, 10_000, 30_000)
 
 
-def test_details_are_cut_where_they_are_longest_and_end_with_the_traceback_s_end(bench: Bench) -> None:
+def test_details_are_cut_where_they_are_longest_and_end_with_the_traceback_s_end(bench):
     """A traceback's last lines say most; of other texts the beginning does."""
     traceback, text = "first line" + "." * DETAILS_BYTES * 4 + "last line", "begin" + "." * DETAILS_BYTES * 2 + "end"
     details = {"traceback": traceback, "error": text, "number": 7, "list": list(range(DETAILS_BYTES))}
@@ -187,7 +178,7 @@ def test_details_are_cut_where_they_are_longest_and_end_with_the_traceback_s_end
     assert kept["nested"] == "", "of what has no half nothing is kept"
 
 
-def test_the_latest_deaths_keep_their_details_and_the_others_are_remembered(bench: Bench) -> None:
+def test_the_latest_deaths_keep_their_details_and_the_others_are_remembered(bench):
     assert MOST_DETAILED == 4, "as the docs say"
     earlier = [Death(f"q{number}", "rejected", 1, 1, details={"error": "e"}) for number in range(MOST_DETAILED + 1)]
     bench.engine.publisher.bury_copy("q", Publication("", "q", b"x"), earlier, details={"error": "e"})
@@ -196,7 +187,7 @@ def test_the_latest_deaths_keep_their_details_and_the_others_are_remembered(benc
     assert [bool(death.details) for death in letter.deaths] == [True] * MOST_DETAILED + [False] * 2
 
 
-def test_what_no_transaction_holds_together_dies_into_all_its_queues(bench: Bench) -> None:
+def test_what_no_transaction_holds_together_dies_into_all_its_queues(bench):
     """Each of the copies fits; all of them are copied beforehand."""
     graves = [f"grave-{number}" for number in range(14)]
     bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
@@ -226,9 +217,7 @@ def test_what_no_transaction_holds_together_dies_into_all_its_queues(bench: Benc
         ({"a": "1"}, 7, {}),
     ],
 )
-def test_the_longest_of_the_details_is_halved_emptied_and_left_out_until_they_fit(
-    details: dict[str, object], most_bytes: int, left: dict[str, object]
-) -> None:
+def test_the_longest_of_the_details_is_halved_emptied_and_left_out_until_they_fit(details, most_bytes, left):
     given = dict(details)
     assert fitted(details, most_bytes) == left
     assert details == given

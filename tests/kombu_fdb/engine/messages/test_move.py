@@ -1,7 +1,5 @@
 """Move, dump and restore at their seams: races with claims and with each other, and what they cost."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
@@ -10,13 +8,13 @@ from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.messages import move as module
 from kombu_fdb.errors import QueueError
-from kombu_fdb.model import KeyLimits, Listed, Publication, StoredMessage, View
+from kombu_fdb.model import KeyLimits, Publication, StoredMessage, View
 from kombu_fdb.routing.tables import QueueDeclaration
 
 IMPORT = b"import".ljust(16)
 
 
-def stored(number: int) -> tuple[bytes, StoredMessage]:
+def stored(number):
     mark = number.to_bytes(16, "big")
     state, due_ms = ("delayed", 2**41) if number % 2 else ("ready", 0)
     return mark, StoredMessage(
@@ -24,7 +22,7 @@ def stored(number: int) -> tuple[bytes, StoredMessage]:
     )
 
 
-def fill(bench: Bench, number: int = 3) -> None:
+def fill(bench, number=3):
     for key in ("", "alice"):
         bench.engine.publisher.publish(
             [Publication("", "q", b"%d" % each, key=key, task_id=f"{key}{each}") for each in range(number)]
@@ -107,7 +105,7 @@ def test_a_dead_letter_that_is_moved_to_a_working_queue_has_its_key_and_priority
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("due_ms", [0, 2**41])
 def test_the_target_caps_the_priority_of_what_is_moved_there_and_it_counts_again_elsewhere(bench, due_ms, in_parts):
-    def move(source: str, target: str) -> None:
+    def move(source, target):
         if in_parts:
             bench.engine.messages.move_some(source, target, bench.engine.queues.last(source))
         else:
@@ -127,7 +125,7 @@ def test_the_target_caps_the_priority_of_what_is_moved_there_and_it_counts_again
     ]
 
 
-def ranks(bench: Bench, queue: str, due_ms: int) -> list[Listed]:
+def ranks(bench, queue, due_ms):
     return bench.engine.inspect.page(queue, View("delayed" if due_ms else "ready"), 10).messages
 
 
@@ -201,9 +199,7 @@ def test_a_finished_import_leaves_no_marks_however_often_it_is_finished(bench):
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 5, 9])
-def test_no_more_are_moved_than_asked_for_in_however_many_parts(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_no_more_are_moved_than_asked_for_in_however_many_parts(bench, monkeypatch, limit):
     monkeypatch.setattr(module, "MESSAGES_PER_TRANSACTION", 2)
     bench.put(*(b"%d" % number for number in range(7)))
     assert bench.engine.messages.move("q", "other", limit) == min(limit, 7)

@@ -1,7 +1,5 @@
 """What becomes of each message of a batch, and of each copy of a message."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, CountingTransaction
@@ -16,7 +14,7 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 LARGE = b"x" * (INLINE_BYTES + 1)
 
 
-def test_those_behind_a_duplicate_are_stored(bench: Bench) -> None:
+def test_those_behind_a_duplicate_are_stored(bench):
     first = Publication("", "q", b"a", dedup_id="a", dedup_window_ms=1000)
     bench.engine.publisher.publish([first])
     bench.engine.publisher.publish([first, Publication("", "q", b"b"), first, Publication("", "q", b"c")])
@@ -24,7 +22,7 @@ def test_those_behind_a_duplicate_are_stored(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_each_copy_of_a_large_message_has_a_payload_of_its_own(bench: Bench, number: int) -> None:
+def test_each_copy_of_a_large_message_has_a_payload_of_its_own(bench, number):
     queues = [f"q{each}" for each in range(number)]
     bench.engine.queues.declare_exchange(Exchange("wide", "fanout"))
     for queue in queues:
@@ -41,7 +39,7 @@ def test_each_copy_of_a_large_message_has_a_payload_of_its_own(bench: Bench, num
     assert len(set(ids)) == number
 
 
-def test_copies_of_messages_without_an_id_have_different_ones(bench: Bench) -> None:
+def test_copies_of_messages_without_an_id_have_different_ones(bench):
     bench.engine.queues.declare_exchange(Exchange("wide", "fanout"))
     for queue in ("q", "r"):
         bench.engine.queues.bind(queue, "wide", "")
@@ -50,12 +48,12 @@ def test_copies_of_messages_without_an_id_have_different_ones(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("payload", [b"x", LARGE])
-def test_a_message_keeps_the_id_that_it_has(bench: Bench, payload: bytes) -> None:
+def test_a_message_keeps_the_id_that_it_has(bench, payload):
     bench.engine.publisher.publish([Publication("", "q", payload, message_id=b"m" * 16)])
     assert [each.message_id for each in bench.take()] == [b"m" * 16]
 
 
-def test_a_message_that_is_due_at_this_moment_needs_room_in_a_full_queue(bench: Bench) -> None:
+def test_a_message_that_is_due_at_this_moment_needs_room_in_a_full_queue(bench):
     arguments = {"x-max-length": 0, "x-overflow": "reject-publish-dlx"}
     bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
     now_ms = bench.clock.wall_ms()
@@ -64,7 +62,7 @@ def test_a_message_that_is_due_at_this_moment_needs_room_in_a_full_queue(bench: 
     assert (bench.counts(), bench.counts("q.dead")) == ((0, 1, 0), (1, 0, 0))
 
 
-def test_a_dead_letter_of_a_full_queue_comes_behind_the_other_copies(bench: Bench) -> None:
+def test_a_dead_letter_of_a_full_queue_comes_behind_the_other_copies(bench):
     """As in RabbitMQ, where the queue that is full is another process than the exchange."""
     bench.engine.queues.declare_exchange(Exchange("wide", "fanout"))
     arguments = {"x-max-length": 0, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "wide"}
@@ -75,21 +73,21 @@ def test_a_dead_letter_of_a_full_queue_comes_behind_the_other_copies(bench: Benc
     assert [len(each.deaths) for each in bench.take(9, "r")] == [0, 1]
 
 
-def test_a_message_that_is_due_at_this_moment_is_ready(bench: Bench) -> None:
+def test_a_message_that_is_due_at_this_moment_is_ready(bench):
     now_ms = bench.clock.wall_ms()
     bench.put(b"a", b"b", due_ms=now_ms)
     bench.put(b"c", due_ms=now_ms + 1)
     assert bench.counts() == (2, 1, 0)
 
 
-def test_a_message_is_delayed_from_the_moment_that_its_publisher_names(bench: Bench) -> None:
+def test_a_message_is_delayed_from_the_moment_that_its_publisher_names(bench):
     now_ms = bench.clock.wall_ms()
     bench.clock.advance(0.001)
     bench.engine.publisher.publish([Publication("", "q", b"x", due_ms=now_ms + 1)], now_ms=now_ms)
     assert bench.counts() == (0, 1, 0)
 
 
-def test_a_payload_that_fits_into_its_record_stands_there(bench: Bench) -> None:
+def test_a_payload_that_fits_into_its_record_stands_there(bench):
     bodies = range_of(bench.engine.keys._key("body"))
     bench.put(b"x" * INLINE_BYTES)
     assert bench.engine.upkeep.rows(bodies) == []
@@ -97,11 +95,11 @@ def test_a_payload_that_fits_into_its_record_stands_there(bench: Bench) -> None:
     assert len(bench.engine.upkeep.rows(bodies)) == 1
 
 
-def test_only_what_empties_itself_is_stored_on_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_empties_itself_is_stored_on_a_disk_that_is_nearly_full(monkeypatch):
     """The store is told of all else (``Transaction.fill``)."""
     bench = Bench(CountingDatabase(FaultyDatabase()))
     bench.engine.queues.declare(QueueDeclaration("events", arguments={"x-message-ttl": 5000, "x-expires": 60_000}))
-    told: list[bool] = []
+    told = []
     monkeypatch.setattr(CountingTransaction, "fill", lambda _: told.append(True))
     for queues, expected in ((["events"], 0), (["q"], 1), (["events", "q"], 1)):
         told.clear()
@@ -110,7 +108,7 @@ def test_only_what_empties_itself_is_stored_on_a_disk_that_is_nearly_full(monkey
 
 
 @pytest.mark.parametrize("keys", [1, 500])
-def test_capacities_of_all_keys_of_a_batch_are_read_at_once(keys: int) -> None:
+def test_capacities_of_all_keys_of_a_batch_are_read_at_once(keys):
     counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.engine.queues.limit("q", "another", KeyLimits(capacity=3))
@@ -121,7 +119,7 @@ def test_capacities_of_all_keys_of_a_batch_are_read_at_once(keys: int) -> None:
     assert counted.total().round_trips == 3
 
 
-def test_a_delayed_message_needs_no_room_in_its_key() -> None:
+def test_a_delayed_message_needs_no_room_in_its_key():
     """As the retry of a running task, whose place others have taken meanwhile."""
     bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", KeyLimits(capacity=2))

@@ -1,26 +1,21 @@
 """Settling many leases at once, some of which are gone; and what comes back."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
 from kombu_fdb.keyspace.codec import Message, encode_lease
-from kombu_fdb.store.protocol import Transaction
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench():
     bench = Bench(FaultyDatabase())
     yield bench
     bench.check()
 
 
 @pytest.mark.parametrize("verb", ["ack", "release", "reject"])
-def test_those_behind_a_lost_lease_are_settled(bench: Bench, verb: str) -> None:
+def test_those_behind_a_lost_lease_are_settled(bench, verb):
     bench.put(b"a", b"b", b"c")
     lost, *others = (each.lease for each in bench.take())
     bench.engine.messages.ack([lost])
@@ -29,7 +24,7 @@ def test_those_behind_a_lost_lease_are_settled(bench: Bench, verb: str) -> None:
     assert bench.counts()[2] == 0
 
 
-def test_what_is_released_until_this_moment_is_ready_at_once(bench: Bench) -> None:
+def test_what_is_released_until_this_moment_is_ready_at_once(bench):
     bench.put(b"a", b"b")
     first, second = (each.lease for each in bench.take())
     now_ms = bench.clock.wall_ms()
@@ -38,13 +33,13 @@ def test_what_is_released_until_this_moment_is_ready_at_once(bench: Bench) -> No
     assert bench.counts() == (1, 1, 0)
 
 
-def test_a_record_that_can_not_be_read_does_not_come_back(bench: Bench) -> None:
+def test_a_record_that_can_not_be_read_does_not_come_back(bench):
     """It is unknown how often it has come back already."""
     bench.put(b"a")
     (held,) = bench.take()
     row = bench.engine.keys.lease(*held.lease)
 
-    def damage(tr) -> None:
+    def damage(tr):
         queue, place, _ = Message.of_lease(tr.get(row))
         tr.set(row, encode_lease(Message(queue, place, b"\xff")))
 
@@ -54,7 +49,7 @@ def test_a_record_that_can_not_be_read_does_not_come_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ack", "release", "reject"])
-def test_a_lease_that_can_not_be_read_stays_among_those_that_are_settled(verb: str) -> None:
+def test_a_lease_that_can_not_be_read_stays_among_those_that_are_settled(verb):
     """Leases with numbers in a row are cleared at once; the sweep keeps this one for a person to look at."""
     bench = Bench(FaultyDatabase())
     bench.put(b"a", b"b", b"c")
@@ -63,23 +58,23 @@ def test_a_lease_that_can_not_be_read_stays_among_those_that_are_settled(verb: s
     bench.write(lambda tr: tr.set(rows[1], b"\xff"))
     settled = getattr(bench.engine.messages, verb)(leases)
     assert settled == [True, False, True]
-    left: list[bytes | None] = []
+    left = []
     bench.write(lambda tr: left.extend(tr.get_many(rows)))
     assert left == [None, b"\xff", None]
 
 
 @pytest.mark.parametrize("verb", ["ack", "release", "reject"])
 @pytest.mark.parametrize("is_a_lease", [False, True])
-def test_a_stray_row_stays_between_leases_that_are_settled(verb: str, is_a_lease: bool) -> None:
+def test_a_stray_row_stays_between_leases_that_are_settled(verb, is_a_lease):
     """And each lease is found, however many of those there are."""
     bench = Bench(FaultyDatabase())
     bench.put(b"a", b"b", b"c")
     leases = [each.lease for each in bench.take()]
     row = bench.engine.keys.lease(*leases[0])
     others = [row + suffix for suffix in (b"\x00", b"\x14", b"\xff")]
-    left: list[bytes | None] = []
+    left = []
 
-    def damage(tr: Transaction) -> None:
+    def damage(tr):
         left.append((tr.get(row) or b"") if is_a_lease else b"\xff")
         for each in others:
             tr.set(each, left[0] or b"")
@@ -91,7 +86,7 @@ def test_a_stray_row_stays_between_leases_that_are_settled(verb: str, is_a_lease
     assert left == left[:1] * 4
 
 
-def test_what_is_gone_among_leases_in_a_row_is_counted_as_late(bench: Bench) -> None:
+def test_what_is_gone_among_leases_in_a_row_is_counted_as_late(bench):
     bench.put(b"a", b"b", b"c")
     leases = [each.lease for each in bench.take()]
     bench.engine.messages.ack([leases[1]])
@@ -99,7 +94,7 @@ def test_what_is_gone_among_leases_in_a_row_is_counted_as_late(bench: Bench) -> 
     assert bench.engine.messages.ack(leases) == [False] * 3
 
 
-def test_many_are_settled_in_parts_and_each_is_told(bench: Bench) -> None:
+def test_many_are_settled_in_parts_and_each_is_told(bench):
     bench.put(*(b"%d" % number for number in range(5)))
     leases = [each.lease for each in bench.take()]
     bench.engine.messages.ack(leases[2:3])

@@ -1,22 +1,18 @@
 """Every verb survives a commit whose answer was lost: it happens once, and its caller gets its result."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import pytest
 from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.conformance.queue import Bench
 from kit.faults import Fault, FaultyDatabase
-from kit.whole.stage import Sizes, Stage, Store, store_of
-from kit.whole.verbs import VERBS, Verb
+from kit.whole.stage import Sizes, Stage, store_of
+from kit.whole.verbs import VERBS
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.engine.stored import copies, session
-from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
-from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
+from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -27,13 +23,13 @@ from kombu_fdb.testing.clock import ManualClock
 LOST = [(Fault.ANSWER_LOST_APPLIED,), (Fault.ANSWER_LOST_NOT_APPLIED, Fault.ANSWER_LOST_APPLIED)]
 
 
-def lose(bench: Bench, faults: tuple[Fault, ...]) -> None:
+def lose(bench, faults):
     database = bench.database
     assert isinstance(database, FaultyDatabase)
     database.faults.at_commits(*faults)
 
 
-def declare_two_graves(bench: Bench, **arguments: object) -> None:
+def declare_two_graves(bench, **arguments):
     bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     for queue in ("one", "two"):
         bench.engine.queues.bind(queue, "dlx", "")
@@ -41,11 +37,11 @@ def declare_two_graves(bench: Bench, **arguments: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def store() -> Store:
+def store():
     return store_of(Sizes(messages=2, keys=2, bindings=2, consumers=2, queues=2))
 
 
-def outline(result: object) -> object:
+def outline(result):
     """Without what differs from run to run: ids, numbers of leases, moments of commits, and the order of keys."""
     if isinstance(result, list):
         return sorted(map(outline, result), key=repr)
@@ -54,7 +50,7 @@ def outline(result: object) -> object:
     return result if isinstance(result, int | str) else type(result)
 
 
-def done(store: Store, verb: Verb, *faults: Fault | None) -> tuple[object, int]:
+def done(store, verb, *faults):
     """What it returns, and how many rows of each kind there are then; how many commits of the script are left."""
     stage = Stage(store)
     stage.database.faults.at_commits(*faults)
@@ -68,7 +64,7 @@ def done(store: Store, verb: Verb, *faults: Fault | None) -> tuple[object, int]:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_verb_happens_once_whichever_of_its_answers_is_lost(store: Store, name: str) -> None:
+def test_a_verb_happens_once_whichever_of_its_answers_is_lost(store, name):
     expected, _ = done(store, VERBS[name])
     for faults in LOST:
         left = before = 0
@@ -79,7 +75,7 @@ def test_a_verb_happens_once_whichever_of_its_answers_is_lost(store: Store, name
 
 
 @pytest.mark.parametrize("faults", LOST, ids=["applied", "not applied, then applied"])
-def test_a_burial_of_a_large_message(bench: Bench, faults: tuple[Fault, ...]) -> None:
+def test_a_burial_of_a_large_message(bench, faults):
     """Whichever of its transactions the answer of which is lost."""
     declare_two_graves(bench)
     lose(bench, faults * 2)
@@ -89,7 +85,7 @@ def test_a_burial_of_a_large_message(bench: Bench, faults: tuple[Fault, ...]) ->
     assert bench.engine.upkeep.rows(bench.engine.keys.all_copies) == []
 
 
-def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench: Bench) -> None:
+def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench):
     lose(bench, (Fault.COMMIT_LATE,))
     with pytest.raises(CommitUnknown) as caught:
         bench.put(b"a")
@@ -98,7 +94,7 @@ def test_a_commit_that_may_still_happen_is_reported_not_repeated(bench: Bench) -
 
 
 @pytest.fixture
-def clocked() -> Bench:
+def clocked():
     """Commits land late by the bench's clock."""
     clock = ManualClock()
     bench = Bench(FaultyDatabase(clock=clock))
@@ -107,7 +103,7 @@ def clocked() -> Bench:
     return bench
 
 
-def lose_burial(bench: Bench, burial: Burial, lands_s: float | None, copied_in: int = 0) -> FaultyDatabase:
+def lose_burial(bench, burial, lands_s, copied_in=0):
     """``copied_in``: transactions that copy its chunks beforehand."""
     database = bench.database
     assert isinstance(database, FaultyDatabase)
@@ -120,9 +116,7 @@ def lose_burial(bench: Bench, burial: Burial, lands_s: float | None, copied_in: 
 
 @pytest.mark.parametrize(("size", "copied_in"), [(10, 0), (2_000_000, 2)], ids=["small", "large"])
 @pytest.mark.parametrize("lands_s", [None, 0.0, 3.0])
-def test_a_burial_that_is_tried_again_happens_once(
-    clocked: Bench, lands_s: float | None, size: int, copied_in: int
-) -> None:
+def test_a_burial_that_is_tried_again_happens_once(clocked, lands_s, size, copied_in):
     """Whether its commit lands, before the next try or after it, and also if that one's answer is lost."""
     declare_two_graves(clocked)
     burial = Burial(Publication("", "q", b"x" * size, task_id="t"))
@@ -135,7 +129,7 @@ def test_a_burial_that_is_tried_again_happens_once(
     clocked.check()
 
 
-def test_a_burial_in_doubt_for_too_long_is_repeated_as_another_message(clocked: Bench) -> None:
+def test_a_burial_in_doubt_for_too_long_is_repeated_as_another_message(clocked):
     """They share no chunks: one is still there when the other is gone."""
     burial = Burial(Publication("", "q", b"x" * INLINE_BYTES * 3))
     lose_burial(clocked, burial, 0.0).land_late_commits()
@@ -148,7 +142,7 @@ def test_a_burial_in_doubt_for_too_long_is_repeated_as_another_message(clocked: 
     assert [len(each.payload) for each in clocked.take(9, "q.dead")] == [INLINE_BYTES * 3]
 
 
-def lose_claim(bench: Bench, lands_s: float | None) -> int:
+def lose_claim(bench, lands_s):
     """A claim whose commit lands so late, if at all. Returns the number of its first lease."""
     database = bench.database
     assert isinstance(database, FaultyDatabase)
@@ -161,7 +155,7 @@ def lose_claim(bench: Bench, lands_s: float | None) -> int:
 
 
 @pytest.mark.parametrize("lands_s", [None, 0.0, 1.0, 3.0])
-def test_what_a_claim_of_unknown_outcome_leased_is_recovered(lands_s: float | None) -> None:
+def test_what_a_claim_of_unknown_outcome_leased_is_recovered(lands_s):
     """Also if it would land after the recovery has looked."""
     clock = ManualClock()
     bench = Bench(FaultyDatabase(clock=clock))
@@ -177,16 +171,14 @@ def test_what_a_claim_of_unknown_outcome_leased_is_recovered(lands_s: float | No
     assert bench.engine.messages.holds([known.lease]) == [True]
 
 
-def test_a_claim_that_lands_between_the_look_of_its_recovery_and_that_ones_commit(
-    clocked: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_lands_between_the_look_of_its_recovery_and_that_ones_commit(clocked, monkeypatch):
     database = clocked.database
     assert isinstance(database, FaultyDatabase)
     clocked.put(b"a", b"b")
     first = lose_claim(clocked, 3.0)
     look = session.leases_of_claim
 
-    def landing(*given: Any) -> list[Lease]:
+    def landing(*given):
         found = look(*given)
         database.land_late_commits()
         return found
@@ -196,7 +188,7 @@ def test_a_claim_that_lands_between_the_look_of_its_recovery_and_that_ones_commi
     assert clocked.payloads() == [b"a", b"b"]
 
 
-def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:
+def test_a_token_of_unknown_fate_is_not_used_again(bench):
     """The late commit would overwrite the token of the transaction that reused the key."""
     tokens = {key for key, _ in bench.engine.upkeep.rows(bench.engine.keys.all_tokens)}
     lose(bench, (Fault.COMMIT_LATE,))
@@ -206,12 +198,12 @@ def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:
     assert {key for key, _ in bench.engine.upkeep.rows(bench.engine.keys.all_tokens)} - tokens
 
 
-def test_a_burial_that_copies_once_more_is_in_doubt_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_burial_that_copies_once_more_is_in_doubt_no_longer(bench, monkeypatch):
     """It has looked, and its first run has not happened: what fails after that has failed, and nothing is stored."""
     declare_two_graves(bench, **{"x-max-length": 0, "x-overflow": "reject-publish-dlx"})
     take, runs = copies.take, []
 
-    def taken(work: Work, record: Record, targets: list[str], payload: bytes) -> list[bytes]:
+    def taken(work, record, targets, payload):
         found = take(work, record, targets, payload)
         runs.append(record.message_id)
         if len(runs) == 1:

@@ -218,9 +218,7 @@ def test_where_there_are_very_many_queues_samples_are_rarer(bench, monkeypatch):
 @pytest.mark.parametrize(
     ("ages", "oldest"), [((5, 7), 7), ((7, 5), 7), ((None, 5), 5), ((5, None), 5), ((None, None), None)]
 )
-def test_queues_together_are_the_sum_of_each_and_as_old_as_the_oldest(
-    ages: tuple[int | None, int | None], oldest: int | None
-) -> None:
+def test_queues_together_are_the_sum_of_each_and_as_old_as_the_oldest(ages, oldest):
     some = QueueSample(1, 20, 300, ages[0], {"published": 1, "claimed": 20})
     others = QueueSample(4, 50, 600, ages[1], {"published": 3, "acked": 7})
     together = some + others
@@ -230,12 +228,12 @@ def test_queues_together_are_the_sum_of_each_and_as_old_as_the_oldest(
 
 
 @pytest.mark.parametrize(("number", "is_one"), [(1 - 2**63, True), (2**63 - 1, True), (-(2**63), False)])
-def test_numbers_are_those_that_a_counter_can_have(bench: Bench, number: int, is_one: bool) -> None:
+def test_numbers_are_those_that_a_counter_can_have(bench, number, is_one):
     row = encode_json([1, {"q": [number, 0, 0, None, *[0] * len(EVENTS)]}])
     assert (samples._decode(row) is not None) == is_one
 
 
-def test_a_sample_tells_how_old_the_oldest_ready_message_is(bench: Bench) -> None:
+def test_a_sample_tells_how_old_the_oldest_ready_message_is(bench):
     bench.put(b"1", queue="old")
     bench.put(b"2", queue="delayed", due_ms=2**41)
     bench.later(5)
@@ -245,7 +243,7 @@ def test_a_sample_tells_how_old_the_oldest_ready_message_is(bench: Bench) -> Non
     assert {name: queue.oldest_ms for name, queue in sample.queues.items()} == {"old": 5_000, "new": 0, "delayed": None}
 
 
-def test_what_is_settled_too_late_is_counted(bench: Bench) -> None:
+def test_what_is_settled_too_late_is_counted(bench):
     """Of no queue: its queue is no longer known."""
     bench.put(b"1")
     (held,) = bench.take()
@@ -255,7 +253,7 @@ def test_what_is_settled_too_late_is_counted(bench: Bench) -> None:
     assert bench.engine.inspect.totals()[""]["late"] == 1
 
 
-def test_a_newer_versions_message_that_a_dead_session_held_is_counted_as_lost(bench: Bench) -> None:
+def test_a_newer_versions_message_that_a_dead_session_held_is_counted_as_lost(bench):
     bench.put(b"1", key="k")
     dead = bench.engine.sessions.open({})
     bench.take(session=dead)

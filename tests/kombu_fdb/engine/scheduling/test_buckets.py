@@ -1,7 +1,5 @@
 """The token bucket of a key, in numbers; what a rate does to the consumers of a queue is in ``test_rates.py``."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -29,11 +27,11 @@ SLOW = KeyLimits(rate=0.25, burst=10)
     ("tokens", "rate", "ms"),
     [(1.0, 1.0, 0), (7.5, 1.0, 0), (0.0, 0.25, 4_001), (0.75, 0.25, 1_001), (-1.0, 0.25, 8_001), (0.999, 1_000.0, 1)],
 )
-def test_how_long_until_there_is_a_token(tokens: float, rate: float, ms: int) -> None:
+def test_how_long_until_there_is_a_token(tokens, rate, ms):
     assert key_limits.wait_ms(Bucket(tokens, 0), KeyLimits(rate=rate)) == ms
 
 
-def test_no_key_waits_for_more_than_a_day() -> None:
+def test_no_key_waits_for_more_than_a_day():
     assert key_limits.wait_ms(Bucket(0.0, 0), KeyLimits(rate=1e-9)) == LONGEST_WAIT_MS
 
 
@@ -48,22 +46,22 @@ def test_no_key_waits_for_more_than_a_day() -> None:
         (1_000, 400_000, 0, 10.0, 400_000),
     ],
 )
-def test_what_has_come_since(filled_ms: int, now_ms: int, unchanged_ms: int, tokens: float, moment_ms: int) -> None:
+def test_what_has_come_since(filled_ms, now_ms, unchanged_ms, tokens, moment_ms):
     row = key_limits.encode(Bucket(2.0, filled_ms))
     assert key_limits.refilled(row, SLOW, now_ms, unchanged_ms) == Bucket(tokens, moment_ms)
 
 
-def test_a_moment_of_no_clock_does_not_last() -> None:
+def test_a_moment_of_no_clock_does_not_last():
     row = key_limits.encode(Bucket(2.0, LAST_MS))
     assert key_limits.refilled(row, SLOW, 5_000, 0) == Bucket(2.0, 5_000 + MOST_AHEAD_MS)
 
 
 @pytest.mark.parametrize("row", [None, b"", b"x" * 15, b"x" * 17, key_limits.encode(Bucket(math.nan, 1))])
-def test_a_bucket_that_is_not_there_or_cannot_be_read_is_full(row: bytes | None) -> None:
+def test_a_bucket_that_is_not_there_or_cannot_be_read_is_full(row):
     assert key_limits.refilled(row, SLOW, 5_000, 0) == Bucket(10.0, 5_000)
 
 
-def test_a_row_is_known_since_it_was_first_seen_as_it_is() -> None:
+def test_a_row_is_known_since_it_was_first_seen_as_it_is():
     clock = ManualClock()
     seen_for = partial(known_for_ms, {}, clock)
     assert seen_for(b"key", b"one") == 0
@@ -76,7 +74,7 @@ def test_a_row_is_known_since_it_was_first_seen_as_it_is() -> None:
     assert seen_for(b"key", b"one") == 1_000
 
 
-def test_no_more_rows_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_rows_are_remembered_than_so_many(monkeypatch):
     monkeypatch.setattr(key_limits, "MOST_SIGHTINGS", 2)
     clock = ManualClock()
     seen_for = partial(known_for_ms, {}, clock)
@@ -89,7 +87,7 @@ def test_no_more_rows_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("tokens", "early_ms"), [(10.0, 0), (2.0, 32_000), (12.0, 0)])
-def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens: float, early_ms: int) -> None:
+def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens, early_ms):
     bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", SLOW)
     key, now_ms = bench.engine.keys.bucket("q", "k"), bench.clock.wall_ms()
@@ -103,7 +101,7 @@ def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens: float, earl
 
 
 @pytest.mark.parametrize(("value", "rate"), [(b"garbage", 0.25), (key_limits.encode(Bucket(0.0, 2**60)), None)])
-def test_an_unusable_bucket_goes_at_once(value: bytes, rate: float | None) -> None:
+def test_an_unusable_bucket_goes_at_once(value, rate):
     bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", KeyLimits(rate=rate, max_in_flight=5))
     bench.write(lambda tr: tr.set(bench.engine.keys.bucket("q", "k"), value))
@@ -111,7 +109,7 @@ def test_an_unusable_bucket_goes_at_once(value: bytes, rate: float | None) -> No
     assert bench.engine.upkeep.rows(bench.engine.keys.all_buckets) == []
 
 
-def test_buckets_are_cleared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_are_cleared_in_parts(monkeypatch):
     monkeypatch.setattr(key_limits, "BUCKETS_PER_PART", 2)
     bench = Bench(FaultyDatabase())
     for key in "abcde":
@@ -128,7 +126,7 @@ def test_buckets_are_cleared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.engine.upkeep.rows(bench.engine.keys.all_buckets) == []
 
 
-def test_a_bucket_that_is_used_while_it_is_to_go_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_is_used_while_it_is_to_go_stays(monkeypatch):
     bench = Bench(FaultyDatabase())
     bench.engine.queues.limit("q", "k", SLOW)
     row = bench.engine.keys.bucket("q", "k")
@@ -137,7 +135,7 @@ def test_a_bucket_that_is_used_while_it_is_to_go_stays(monkeypatch: pytest.Monke
     uses = [used]
     real = key_limits._is_full
 
-    def use(value: bytes, limits: KeyLimits, now_ms: int) -> bool:
+    def use(value, limits, now_ms):
         while uses:
             bench.write(lambda tr: tr.set(row, uses.pop()))
         return real(value, limits, now_ms)

@@ -3,21 +3,17 @@
 Two stores have the same history. In one of them the process forgets before each claim which queues are fair.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
 from kit.duties import promote_all
 from kit.faults import FaultyDatabase
 
-from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits
+from kombu_fdb.model import ClaimTerms, KeyLimits
 
 KEYS = "", "", "a", "b", "c/1", "c/2", "d/1"
-QUEUES: list[list[str]] = [["q"], ["q", "p"], ["p", "q"], ["q", "p", "x", "y"], ["q", "p", "x", "y", "z"]]
+QUEUES = [["q"], ["q", "p"], ["p", "q"], ["q", "p", "x", "y"], ["q", "p", "x", "y", "z"]]
 LIMITS = (
     None,
     KeyLimits(max_in_flight=2),
@@ -26,7 +22,7 @@ LIMITS = (
     KeyLimits(priority=5),
     KeyLimits(rate=5, burst=2),
 )
-CONTROLS: tuple[dict[str, Any], ...] = (
+CONTROLS = (
     {"newcomer": "current"},
     {"ageing": 0.5},
     {"ageing": None},
@@ -36,18 +32,18 @@ CONTROLS: tuple[dict[str, Any], ...] = (
 
 
 class History:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.rng = random.Random(seed)
         self.knows, self.forgets = Bench(FaultyDatabase()), Bench(FaultyDatabase())
         self.benches = self.knows, self.forgets
-        self.held: list[tuple[Delivery, Delivery]] = []
+        self.held = []
         self.sent = 0
 
-    def both(self, verb: Callable[[Bench], object]) -> None:
+    def both(self, verb):
         for bench in self.benches:
             verb(bench)
 
-    def put(self) -> None:
+    def put(self):
         items = [b"%d" % (self.sent + number) for number in range(self.rng.randint(1, 6))]
         self.sent += len(items)
         to = {
@@ -56,7 +52,7 @@ class History:
         }
         self.both(lambda bench: bench.put(*items, **to))  # type: ignore[arg-type]  # three options of three types
 
-    def claim(self) -> None:
+    def claim(self):
         most, queues, chance = self.rng.choice([1, 1, 2, 3, 8]), self.rng.choice(QUEUES), self.rng.random()
         settled, self.held = (self.held, []) if chance < 0.4 else ([], self.held)
         self.forgets.engine.transactions.fair_queues.clear()
@@ -68,32 +64,32 @@ class History:
         assert [*map(shown, found[0])] == [*map(shown, found[1])]
         self.held += zip(*found, strict=True)
 
-    def settle(self) -> None:
+    def settle(self):
         some = self.rng.randint(0, len(self.held))
         done, self.held = self.held[:some], self.held[some:]
         verb = self.rng.choice(["ack", "release"])
         for number, bench in enumerate(self.benches):
             getattr(bench.engine.messages, verb)([each[number].lease for each in done])
 
-    def limit(self) -> None:
+    def limit(self):
         key, limits = self.rng.choice(["", "a", "c", "c/1"]), self.rng.choice(LIMITS)
         self.both(lambda bench: bench.engine.queues.limit("q", key, limits))
 
-    def control(self) -> None:
+    def control(self):
         changes = self.rng.choice(CONTROLS)
         self.both(lambda bench: bench.engine.queues.change_control("q", **changes))
 
-    def wait(self) -> None:
+    def wait(self):
         self.both(lambda bench: bench.later(3))
         self.both(lambda bench: promote_all(bench.engine))
 
 
-def shown(delivery: Delivery) -> tuple[str, str, bytes]:
+def shown(delivery):
     return delivery.queue, delivery.key, delivery.payload
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_a_process_knows_changes_no_delivery(seed: int) -> None:
+def test_what_a_process_knows_changes_no_delivery(seed):
     history = History(seed)
     steps = [history.put] * 5 + [history.claim] * 4 + [history.settle] * 2 + [history.wait]
     steps += [history.limit] * (seed % 3 > 0) + [history.control] * (seed % 2)

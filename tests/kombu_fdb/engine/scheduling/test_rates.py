@@ -1,9 +1,6 @@
 """Rates of keys over many consumers, whose wall clocks are apart and jump."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +22,7 @@ HOUR_S = 3600.0
 class Fleet:
     """Consumers of one key with a rate, and the promoter, each with a wall clock of its own."""
 
-    def __init__(self, limits: KeyLimits, skews_s: Sequence[float], promoter_s: float = 0.0) -> None:
+    def __init__(self, limits, skews_s, promoter_s=0.0):
         self.bench = Bench(FaultyDatabase())
         self.clocks = [ManualClock() for _ in [*skews_s, promoter_s]]
         for clock, skew_s in zip(self.clocks, [*skews_s, promoter_s], strict=True):
@@ -35,9 +32,9 @@ class Fleet:
         self.bench.engine.queues.limit("q", "a", limits)
         self.passed_s = 0.0
         #: When a message was served, in true seconds.
-        self.served: list[float] = []
+        self.served = []
 
-    def _engine(self, clock: ManualClock) -> Engine:
+    def _engine(self, clock):
         bench = self.bench
         return Engine(
             bench.database,
@@ -45,32 +42,32 @@ class Fleet:
             Environment(clock, random_id, random.Random(1), call_s=30.0),
         )
 
-    def put(self, number: int) -> None:
+    def put(self, number):
         self.bench.engine.publisher.publish([Publication("", "q", b"", key="a")] * number)
 
-    def later(self, seconds: float) -> None:
+    def later(self, seconds):
         """What a quiet fleet does in this time: the promoter looks when it has to, and who is woken claims."""
         self.passed_s += seconds
         for clock in self.clocks:
             clock.advance(seconds)
         promote_all(self.promoter)
 
-    def claim(self, consumer: int, most: int = 1000) -> int:
+    def claim(self, consumer, most=1000):
         taken = self.consumers[consumer].messages.claim(self.sessions[consumer], ["q"], most)
         self.served += [self.passed_s] * len(taken)
         return len(taken)
 
-    def all_claim(self, first: int = 0) -> None:
+    def all_claim(self, first=0):
         """A bell wakes all; who comes first is chance."""
         for consumer in range(len(self.consumers)):
             self.claim((consumer + first) % len(self.consumers))
 
-    def ring(self) -> None:
+    def ring(self):
         """A claim has a reason to look at the key, whether it has tokens or not."""
         self.bench.write(lambda tr: tr.set(self.bench.engine.keys.freed("q", "a"), b""))
 
 
-def most_in(served: Sequence[float], window_s: float) -> int:
+def most_in(served, window_s):
     """The most that were served in any window of this length."""
     begins, most = 0, 0
     for end, moment in enumerate(served):
@@ -80,7 +77,7 @@ def most_in(served: Sequence[float], window_s: float) -> int:
     return most
 
 
-def test_skewed_clocks_count_once_not_with_each_claim() -> None:
+def test_skewed_clocks_count_once_not_with_each_claim():
     """Two consumers, 50 ms apart, that take turns: a thousand messages a second, for a second."""
     limits = KeyLimits(rate=1000, burst=50)
     fleet = Fleet(limits, [0.0, 0.050])
@@ -93,7 +90,7 @@ def test_skewed_clocks_count_once_not_with_each_claim() -> None:
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 8])
-def test_a_clock_that_was_set_back_stops_no_key(consumers: int) -> None:
+def test_a_clock_that_was_set_back_stops_no_key(consumers):
     """One a second, in five minutes of the hour that the clocks went back by.
 
     A consumer that sees a bucket for the first time can't know how old it is, but the promoter knows.
@@ -110,7 +107,7 @@ def test_a_clock_that_was_set_back_stops_no_key(consumers: int) -> None:
     assert 300 * 0.75 <= len(fleet.served) <= 300 + 2  # looked at in steps of a quarter of a second
 
 
-def test_a_clock_that_is_far_ahead_stops_no_key_and_gives_nothing_away() -> None:
+def test_a_clock_that_is_far_ahead_stops_no_key_and_gives_nothing_away():
     fleet = Fleet(KeyLimits(rate=1, burst=2), [0.0, 0.0, 600.0])
     fleet.put(400)
     fleet.claim(2)
@@ -120,7 +117,7 @@ def test_a_clock_that_is_far_ahead_stops_no_key_and_gives_nothing_away() -> None
     assert 300 / 2 <= len(fleet.served) <= 300 + 2 + 2
 
 
-def test_a_promoter_whose_clock_is_behind_wakes_the_key_in_time() -> None:
+def test_a_promoter_whose_clock_is_behind_wakes_the_key_in_time():
     """By how long it has seen the entry, as its clock says nothing about the consumers'."""
     fleet = Fleet(KeyLimits(rate=1, burst=1), [0.0], promoter_s=-HOUR_S)
     fleet.put(100)
@@ -150,9 +147,7 @@ steps = st.lists(
     percent_s=st.sampled_from([0.0001, 0.01, 0.5]),
     history=steps,
 )
-def test_no_history_of_clocks_gives_more_than_the_skew_once(
-    rate: float, burst: int, skews: list[int], percent_s: float, history: list[tuple[str, int, float, int]]
-) -> None:
+def test_no_history_of_clocks_gives_more_than_the_skew_once(rate, burst, skews, percent_s, history):
     """In any window: what the rate allows in it, the burst, and what it allows in the time the clocks were apart.
 
     Skews and jumps are percent of the furthest that a clock is wrong.
@@ -179,7 +174,7 @@ def test_no_history_of_clocks_gives_more_than_the_skew_once(
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from([0.5, 1, 5]), st.integers(1, 5), st.lists(st.floats(-HOUR_S, HOUR_S), min_size=1, max_size=3))
-def test_whatever_the_clocks_say_the_key_goes_on(rate: float, burst: int, errors_s: list[float]) -> None:
+def test_whatever_the_clocks_say_the_key_goes_on(rate, burst, errors_s):
     """After every clock has jumped, each 1 / rate seconds a message is served, as long as consumers claim."""
     fleet = Fleet(KeyLimits(rate=rate, burst=burst), [0.0] * len(errors_s))
     fleet.put(200)
@@ -194,7 +189,7 @@ def test_whatever_the_clocks_say_the_key_goes_on(rate: float, burst: int, errors
         assert len(fleet.served) > before
 
 
-def test_tokens_are_used_up_inside_of_one_claim_and_over_all() -> None:
+def test_tokens_are_used_up_inside_of_one_claim_and_over_all():
     fleet = Fleet(KeyLimits(rate=1, burst=5), [0.0, 0.0])
     fleet.put(100)
     assert fleet.claim(0) == 5
@@ -204,7 +199,7 @@ def test_tokens_are_used_up_inside_of_one_claim_and_over_all() -> None:
     assert fleet.claim(0) == 0
 
 
-def test_a_rate_and_a_limit_in_flight_both_count() -> None:
+def test_a_rate_and_a_limit_in_flight_both_count():
     fleet = Fleet(KeyLimits(rate=1, burst=5, max_in_flight=2), [0.0])
     fleet.put(100)
     assert fleet.claim(0) == 2
@@ -213,7 +208,7 @@ def test_a_rate_and_a_limit_in_flight_both_count() -> None:
     assert fleet.bench.engine.inspect.keys_of("q")["a"].leased == 2
 
 
-def test_a_bucket_filled_at_the_last_moment_is_credited() -> None:
+def test_a_bucket_filled_at_the_last_moment_is_credited():
     """Its moment is the last one a row can hold."""
     now_ms, last_ms = 1_000, 2**64 - 1
     database = FaultyDatabase()

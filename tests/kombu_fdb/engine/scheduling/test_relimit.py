@@ -1,10 +1,5 @@
 """A change of limits counts what is in flight and frees who may go on, at a cost that no number of keys changes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
@@ -12,16 +7,16 @@ from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
+from kombu_fdb.model import KeyLimits, Publication, QueueControl
 
 ONE = KeyLimits(max_in_flight=1)
 
 
-def limit_every_key(bench: Bench) -> None:
+def limit_every_key(bench):
     bench.engine.queues.set_control("q", QueueControl(every_key=ONE))
 
 
-def limit_no_key(bench: Bench) -> None:
+def limit_no_key(bench):
     bench.engine.queues.limit("q", "", ONE)
 
 
@@ -29,7 +24,7 @@ def limit_no_key(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("limit", [limit_every_key, limit_no_key])
-def test_what_was_leased_from_a_plain_queue_counts(bench: Bench, limit: Callable[[Bench], None]) -> None:
+def test_what_was_leased_from_a_plain_queue_counts(bench, limit):
     bench.put(*[b"%d" % number for number in range(20)])
     held = bench.take(10)
     limit(bench)
@@ -42,7 +37,7 @@ def test_what_was_leased_from_a_plain_queue_counts(bench: Bench, limit: Callable
     assert len(bench.take()) == 1
 
 
-def test_a_crash_frees_the_slots_of_what_was_leased_before_the_limit(bench: Bench) -> None:
+def test_a_crash_frees_the_slots_of_what_was_leased_before_the_limit(bench):
     bench.put(b"1", b"2")
     dead = bench.engine.sessions.open({})
     assert len(bench.take(1, session=dead)) == 1
@@ -52,7 +47,7 @@ def test_a_crash_frees_the_slots_of_what_was_leased_before_the_limit(bench: Benc
     assert [each.payload for each in bench.take()] == [b"1"]
 
 
-def test_leases_of_other_queues_and_of_keys_are_counted_once(bench: Bench) -> None:
+def test_leases_of_other_queues_and_of_keys_are_counted_once(bench):
     bench.put(b"1", b"2", queue="other")
     bench.put(b"3", b"4", key="a")
     bench.put(b"5", b"6")
@@ -67,22 +62,22 @@ def test_leases_of_other_queues_and_of_keys_are_counted_once(bench: Bench) -> No
     assert bench.engine.inspect.keys_of("other").get("") is None
 
 
-def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench: Bench) -> None:
+def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench):
     """It conflicts with the change, and runs again under the limit."""
     bench.put(b"1", b"2", b"3")
     bench.take(1)
-    seen: list[list[Delivery]] = []
+    seen = []
     other = bench.another()
     session, original = other.sessions.open({}), other.transactions.retry
 
     class Once:
         """Lets the limit be set between the first try's reads and its commit."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.tries = 0
 
-        def __call__(self, body: Callable[[Any], Any], **given: Any) -> Any:
-            def tried(tr: Any) -> Any:
+        def __call__(self, body, **given):
+            def tried(tr):
                 self.tries += 1
                 result = body(tr)
                 if self.tries == 1:
@@ -97,7 +92,7 @@ def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench: Bench) -> N
     assert seen == [[]]
 
 
-def test_a_caller_that_dies_leaves_the_rest_to_the_duties(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_that_dies_leaves_the_rest_to_the_duties(bench, monkeypatch):
     """Until it is known what is in flight, nothing more is."""
     bench.put(b"1", b"2")
     (held,) = bench.take(1)
@@ -111,7 +106,7 @@ def test_a_caller_that_dies_leaves_the_rest_to_the_duties(bench: Bench, monkeypa
     assert [each.payload for each in bench.take()] == [b"2"]
 
 
-def test_in_parts_as_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_parts_as_in_one(bench, monkeypatch):
     monkeypatch.setattr(limit_changes, "LEASES_PER_PART", 3)
     monkeypatch.setattr(limit_changes, "MARKS_PER_PART", 2)
     bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
@@ -129,7 +124,7 @@ def test_in_parts_as_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
 # -- any number of keys ------------------------------------------------------------------------------------------------
 
 
-def parked(keys: int) -> tuple[Bench, CountingDatabase]:
+def parked(keys):
     counted = CountingDatabase(FaultyDatabase())
     bench = Bench(counted)
     bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
@@ -141,7 +136,7 @@ def parked(keys: int) -> tuple[Bench, CountingDatabase]:
     return bench, counted
 
 
-def test_limiting_every_key_is_one_small_transaction_however_many_there_are() -> None:
+def test_limiting_every_key_is_one_small_transaction_however_many_there_are():
     paid = []
     for keys in (0, 3_000):
         bench, counted = parked(keys)
@@ -155,7 +150,7 @@ def test_limiting_every_key_is_one_small_transaction_however_many_there_are() ->
     assert paid[0].writes <= 5
 
 
-def test_all_parked_keys_go_on() -> None:
+def test_all_parked_keys_go_on():
     bench, counted = parked(3_000)
     counted.reset()
     bench.engine.queues.set_control("q", QueueControl())
@@ -166,7 +161,7 @@ def test_all_parked_keys_go_on() -> None:
     assert len({each.key for each in served}) == 3_000
 
 
-def test_it_conflicts_with_no_work_of_the_keys() -> None:
+def test_it_conflicts_with_no_work_of_the_keys():
     """Claims, publishes and acks of busy keys don't make it start again."""
     bench, counted = parked(2_000)
     counted.reset()
@@ -175,14 +170,14 @@ def test_it_conflicts_with_no_work_of_the_keys() -> None:
     assert counted.total().conflict_keys <= 3 * counted.total().commits
 
 
-def test_nothing_is_left_of_it(bench: Bench) -> None:
+def test_nothing_is_left_of_it(bench):
     bench.put(b"1")
     bench.take()
     limit_every_key(bench)
     assert bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_relimits)) == []
 
 
-def test_every_turn_is_ranked_anew_in_however_many_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_turn_is_ranked_anew_in_however_many_parts(bench, monkeypatch):
     monkeypatch.setattr(limit_changes, "TURNS_PER_PART", 2)
     monkeypatch.setattr(limit_changes, "MARKS_PER_PART", 2)
     for key in "abcde":

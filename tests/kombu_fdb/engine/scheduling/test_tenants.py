@@ -1,15 +1,8 @@
 """FAIR, whatever happened before: a key waits for those that wait beside it, never for those that did once."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from kit.conformance.queue import Bench
 from kit.duties import replay, trim_all
 
-from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl, View
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -18,7 +11,7 @@ USERS = 300
 LETTERS = 100
 
 
-def crowd(bench: Bench, **properties: Any) -> None:
+def crowd(bench, **properties):
     """A tenant with many users, each with a message; all of them have their turns in the ring."""
     users = [Publication("", "q", b"", key=f"big/{n}", task_id=f"t{n}", **properties) for n in range(USERS)]
     bench.engine.publisher.publish(users)
@@ -27,7 +20,7 @@ def crowd(bench: Bench, **properties: Any) -> None:
         bench.engine.messages.ack([each.lease for each in bench.take(2)])
 
 
-def overflown(bench: Bench) -> None:
+def overflown(bench):
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1}))
     bench.later(2)
     for _ in range(8):
@@ -37,14 +30,14 @@ def overflown(bench: Bench) -> None:
     bench.later(2)
 
 
-def paused_together(bench: Bench) -> None:
+def paused_together(bench):
     """All but the two that have limits of their own, and the one that comes."""
     for key in ("a", "b", "big/new"):
         bench.engine.queues.limit("q", key, KeyLimits())
     bench.engine.queues.change_control("q", every_key={"paused": True})
 
 
-def paused_as_the_others(bench: Bench) -> None:
+def paused_as_the_others(bench):
     """They lose their own limits, by which they were not paused."""
     users = [f"big/{number}" for number in range(USERS)]
     for key in ("a", "b", "big/new", *users):
@@ -54,7 +47,7 @@ def paused_as_the_others(bench: Bench) -> None:
         bench.engine.queues.limit("q", key, None)
 
 
-def crashed(bench: Bench) -> None:
+def crashed(bench):
     session = bench.engine.sessions.open({})
     while bench.take(50, session=session):
         pass
@@ -62,24 +55,24 @@ def crashed(bench: Bench) -> None:
     bench.engine.queues.purge("q")
 
 
-def delete(bench: Bench, number: int) -> None:
+def delete(bench, number):
     for each in bench.engine.inspect.find_task(f"t{number}"):
         assert bench.engine.messages.delete("q", each.message_id)
 
 
-def each_user(verb: Callable[[Bench, int], object]) -> Callable[[Bench], object]:
+def each_user(verb):
     return lambda bench: [verb(bench, number) for number in range(USERS)]
 
 
-def until_empty(verb: str) -> Callable[[Bench], None]:
-    def settle(bench: Bench) -> None:
+def until_empty(verb):
+    def settle(bench):
         while found := bench.take(50):
             getattr(bench.engine.messages, verb)([each.lease for each in found])
 
     return settle
 
 
-WAYS: dict[str, Callable[[Bench], object]] = {
+WAYS = {
     "purged": lambda bench: bench.engine.queues.purge("q"),
     "cancelled": each_user(lambda bench, number: bench.engine.messages.cancel(f"t{number}")),
     "deleted": each_user(delete),
@@ -96,7 +89,7 @@ WAYS: dict[str, Callable[[Bench], object]] = {
 }
 
 
-def wait_of(bench: Bench, key: str, others: int = 60) -> int:
+def wait_of(bench, key, others=60):
     """How many messages are served before one of this key that comes now, while two keys always have some."""
     for _ in range(others):
         bench.engine.publisher.publish([Publication("", "q", b"", key=each) for each in ("a", "b")])
@@ -108,7 +101,7 @@ def wait_of(bench: Bench, key: str, others: int = 60) -> int:
     raise AssertionError("it waits for more than a hundred")
 
 
-def _next(bench: Bench) -> list[Any]:
+def _next(bench):
     """A claim may find only turns without messages; then the next one goes on."""
     while not (found := bench.take(1)):
         assert bench.engine.messages.arm(["q"]) is None
@@ -116,7 +109,7 @@ def _next(bench: Bench) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_tenant_does_not_wait_for_the_turns_it_had(bench: Bench, way: str) -> None:
+def test_a_tenant_does_not_wait_for_the_turns_it_had(bench, way):
     crowd(bench)
     WAYS[way](bench)
     assert wait_of(bench, "big/new") <= 2 + 2  # two active keys, and the round that has begun
@@ -124,14 +117,14 @@ def test_a_tenant_does_not_wait_for_the_turns_it_had(bench: Bench, way: str) -> 
 
 
 @pytest.mark.parametrize("newcomer", ["next", "current", "first"])
-def test_whatever_newcomers_get(bench: Bench, newcomer: str) -> None:
+def test_whatever_newcomers_get(bench, newcomer):
     bench.engine.queues.set_control("q", QueueControl(newcomer=newcomer))
     crowd(bench)
     bench.engine.queues.purge("q")
     assert wait_of(bench, "big/new") <= 4
 
 
-def test_a_tenant_waits_for_the_turns_it_has(bench: Bench) -> None:
+def test_a_tenant_waits_for_the_turns_it_has(bench):
     """Of 300 users 290 are gone: a new one waits for ten of its own, and as many rounds of the two others."""
     crowd(bench)
     for number in range(10, USERS):
@@ -139,7 +132,7 @@ def test_a_tenant_waits_for_the_turns_it_has(bench: Bench) -> None:
     assert wait_of(bench, "big/new") <= 3 * (10 + 2)
 
 
-def test_a_message_that_comes_back_is_not_lost_with_its_turn(bench: Bench) -> None:
+def test_a_message_that_comes_back_is_not_lost_with_its_turn(bench):
     crowd(bench)
     bench.engine.queues.purge("q")
     for number in range(10):
@@ -150,7 +143,7 @@ def test_a_message_that_comes_back_is_not_lost_with_its_turn(bench: Bench) -> No
     assert served == {b"%d" % number for number in range(10)}
 
 
-def test_tenants_leave_no_rows(bench: Bench) -> None:
+def test_tenants_leave_no_rows(bench):
     """Nor a wrong number: at the end each tenant has none in the ring."""
     crowd(bench)
     for number in range(0, USERS, 3):
@@ -166,11 +159,11 @@ def test_tenants_leave_no_rows(bench: Bench) -> None:
     assert rows == []
 
 
-def turns_of(bench: Bench, queue: str) -> tuple[int, int]:
+def turns_of(bench, queue):
     """How many turns stand in the ring, and how many tenants have some, by the store's rows."""
     keys = bench.engine.keys
 
-    def body(work: Work) -> tuple[int, int]:
+    def body(work):
         ring, turns = work.tr.get_ranges(
             [(*range_of(keys.ring(queue)), 0), (*keys.fairness(queue)[3], 0)], snapshot=True
         )
@@ -179,18 +172,18 @@ def turns_of(bench: Bench, queue: str) -> tuple[int, int]:
     return bench.engine.transactions.read(body)
 
 
-def replayed(bench: Bench) -> None:
+def replayed(bench):
     assert replay(bench.engine, "q", LETTERS) == LETTERS
 
 
-def replayed_to_another(bench: Bench) -> None:
+def replayed_to_another(bench):
     assert (
         bench.engine.dead_letters.replay_part(bench.engine.dead_letters.walk("q.dead"), b"", LETTERS, to="r")[0]
         == LETTERS
     )
 
 
-def replayed_to_itself(bench: Bench) -> None:
+def replayed_to_itself(bench):
     """They have no turns in the ring until the next claim."""
     assert (
         bench.engine.dead_letters.replay_part(bench.engine.dead_letters.walk("q.dead"), b"", LETTERS, to="q.dead")[0]
@@ -198,16 +191,16 @@ def replayed_to_itself(bench: Bench) -> None:
     )
 
 
-def replayed_one_by_one(bench: Bench) -> None:
+def replayed_one_by_one(bench):
     for each in bench.engine.inspect.page("q.dead", View("ready"), LETTERS).messages:
         assert bench.engine.dead_letters.replay_at("q.dead", each.position, each.message.message_id) == "q"
 
 
-def discarded(bench: Bench) -> None:
+def discarded(bench):
     assert bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", LETTERS)[0] == LETTERS
 
 
-def trimmed(bench: Bench) -> None:
+def trimmed(bench):
     bench.later(2)
     assert trim_all(bench.engine) == LETTERS
 
@@ -217,7 +210,7 @@ def trimmed(bench: Bench) -> None:
     [replayed, replayed_to_another, replayed_to_itself, replayed_one_by_one, discarded, trimmed],
     ids=lambda way: way.__name__,
 )
-def test_dead_letters_of_tenants_take_their_turns_with_them(bench: Bench, way: Callable[[Bench], None]) -> None:
+def test_dead_letters_of_tenants_take_their_turns_with_them(bench, way):
     for queue in ("q", "r"):
         bench.put(b"", queue=queue)  # so that it is there
     bench.engine.publisher.publish(
@@ -231,7 +224,7 @@ def test_dead_letters_of_tenants_take_their_turns_with_them(bench: Bench, way: C
     assert turns_of(bench, "q.dead") == (1, 0)
 
 
-def test_keys_that_are_paused_together_leave_the_ring_at_once(bench: Bench) -> None:
+def test_keys_that_are_paused_together_leave_the_ring_at_once(bench):
     """In parts, and those with limits of their own stay."""
     crowd(bench)
     bench.engine.queues.limit("q", "big/7", KeyLimits(weight=2))
@@ -244,7 +237,7 @@ def test_keys_that_are_paused_together_leave_the_ring_at_once(bench: Bench) -> N
     assert len(served) >= USERS - 2
 
 
-def test_a_key_of_another_priority_takes_its_place_in_that_ones_rounds(bench: Bench) -> None:
+def test_a_key_of_another_priority_takes_its_place_in_that_ones_rounds(bench):
     """The round of the rank where the messages are says nothing about the rank where the key's turns are."""
     for key in "ab":
         bench.engine.publisher.publish([Publication("", "q", b"", key=key)] * 200)
@@ -259,7 +252,7 @@ def test_a_key_of_another_priority_takes_its_place_in_that_ones_rounds(bench: Be
     assert waits <= 2 * 2
 
 
-def test_dead_turns_cost_claims_no_service(bench: Bench) -> None:
+def test_dead_turns_cost_claims_no_service(bench):
     """Keys without a tenant: their turns stay until their round, and a claim passes over them all."""
     bench.engine.publisher.publish([Publication("", "q", b"", key=f"k{n}") for n in range(1000)])
     for _ in range(6):

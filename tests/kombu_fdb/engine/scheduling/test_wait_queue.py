@@ -1,11 +1,8 @@
 """What stands in the rows of a wait queue, at its edges; what it does is in ``kit/conformance/wait_queues.py``."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest
-from kit.conformance.queue import Bench
 from kit.conformance.wait_queues import Rival
 
 from kombu_fdb.engine.scheduling import wait_queue
@@ -13,7 +10,7 @@ from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.model import Demand, SessionId
 
 
-def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
+def write(bench, session, first, want):
     """A row before all others. Returns its key."""
     key = bench.engine.keys.wait_queue(wait_queue.name(["q"])) + bytes(12)
     bench.write(lambda tr: tr.set(key, struct.pack(">16sQI", session, first, want)))
@@ -31,7 +28,7 @@ def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
         (1, LEASES_PER_CLAIM + 1, False),
     ],
 )
-def test_a_demand_asks_for_what_a_claim_may_have(bench: Bench, first: int, want: int, readable: bool) -> None:
+def test_a_demand_asks_for_what_a_claim_may_have(bench, first, want, readable):
     write(bench, b"s" * 16, first, want)
     ((_, value),) = bench.engine.upkeep.rows(bench.engine.keys.all_wait_queues)
     name = wait_queue.name(["q"])
@@ -39,20 +36,20 @@ def test_a_demand_asks_for_what_a_claim_may_have(bench: Bench, first: int, want:
     assert wait_queue.waiting_in(name, [(b"key", value)]) == ({b"key": demand} if readable else {})
 
 
-def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench: Bench) -> None:
+def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench):
     garbage = write(bench, b"s" * 16, 0, 0)
     one, two = Rival(bench), Rival(bench)
     assert (one.look().first, one.look().is_next) == (garbage, True)
     assert not two.look().is_next
 
 
-def test_the_first_one_sees_the_first_of_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_one_sees_the_first_of_many(bench, monkeypatch):
     monkeypatch.setattr(wait_queue, "SEEN", 3)
     rivals = [Rival(bench) for _ in range(5)]
     assert [*rivals[0].look().waiting.values()] == [each.demand for each in rivals[:3]]
 
 
-def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue(bench: Bench) -> None:
+def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue(bench):
     one, two, three = Rival(bench), Rival(bench), Rival(bench)
     assert (two.look().server, two.look().patience_s) == (b"", 0.0)
     bench.put(b"a")
@@ -63,14 +60,14 @@ def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue
     assert (three.look().server, three.look().patience_s) == (one.session, 1.5), "who served last is the same"
 
 
-def test_a_line_that_was_never_served_can_be_told_to_be_patient(bench: Bench) -> None:
+def test_a_line_that_was_never_served_can_be_told_to_be_patient(bench):
     one, two = Rival(bench), Rival(bench)
     two.engine.messages.evict(two.demand, two.look().first, 0.75)
     assert (two.look().server, two.look().patience_s) == (bytes(16), 0.75)
     assert one.look().stands == wait_queue.ENDED
 
 
-def test_a_service_that_is_damaged_says_nothing_of_patience(bench: Bench) -> None:
+def test_a_service_that_is_damaged_says_nothing_of_patience(bench):
     one = Rival(bench)
     key = bench.engine.keys.served(one.demand.wait_queue)
     bench.write(lambda tr: tr.set(key, b"s" * 16 + b"\x00" * 5))
@@ -89,11 +86,11 @@ def test_a_service_that_is_damaged_says_nothing_of_patience(bench: Bench) -> Non
         (b"G" + bytes(10) + b"{", {}),
     ],
 )
-def test_the_timeouts_of_what_was_granted(value: bytes, found: dict[str, int] | None) -> None:
+def test_the_timeouts_of_what_was_granted(value, found):
     assert wait_queue.granted(value) == found
 
 
-def test_the_name_of_a_wait_queue_is_that_of_its_queues_in_any_order() -> None:
+def test_the_name_of_a_wait_queue_is_that_of_its_queues_in_any_order():
     assert wait_queue.name(["a", "b"]) == wait_queue.name(["b", "a"])
     names = [wait_queue.name(each) for each in ([], ["a"], ["a", "b"], ["ab"], ["a", "a"], ["b"])]
     assert len(set(names)) == len(names)

@@ -1,9 +1,5 @@
 """How much one transaction takes, and what makes that less."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from kombu_fdb.engine.stored.parts import AdaptiveBatch, Budget
@@ -12,8 +8,8 @@ from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LimitExceeded, Sto
 from kombu_fdb.testing.clock import ManualClock
 
 
-def too_much_over(most: int, tried: list[int], error: Exception) -> Callable[[int], int]:
-    def part(size: int) -> int:
+def too_much_over(most, tried, error):
+    def part(size):
         tried.append(size)
         if size > most:
             raise error
@@ -22,7 +18,7 @@ def too_much_over(most: int, tried: list[int], error: Exception) -> Callable[[in
     return part
 
 
-def test_what_is_too_large_is_tried_at_once_with_half_of_it() -> None:
+def test_what_is_too_large_is_tried_at_once_with_half_of_it():
     batch, tried = AdaptiveBatch(100), list[int]()
     assert batch.run(too_much_over(13, tried, LimitExceeded())) == 12
     assert tried == [100, 50, 25, 12]
@@ -35,7 +31,7 @@ def test_what_is_too_large_is_tried_at_once_with_half_of_it() -> None:
         (CommitUnknown(), [3], 3),  # it may have happened, so its size is not to blame
     ],
 )
-def test_one_that_never_fits_is_given_up(error: Exception, tried: list[int], size: int) -> None:
+def test_one_that_never_fits_is_given_up(error, tried, size):
     """By the errors that halve a step of the duties, of which all of ours are."""
     batch, found = AdaptiveBatch(3, IN_THE_WAY), list[int]()
     with pytest.raises(type(error)):
@@ -43,21 +39,21 @@ def test_one_that_never_fits_is_given_up(error: Exception, tried: list[int], siz
     assert (found, batch.size) == (tried, size)
 
 
-def test_what_fits_twice_as_much_is_tried_next_time_and_never_more_than_the_most() -> None:
+def test_what_fits_twice_as_much_is_tried_next_time_and_never_more_than_the_most():
     batch = AdaptiveBatch(100)
     batch.size = 30
     sizes = [batch.run(lambda size: size) for _ in range(4)]
     assert sizes == [30, 60, 100, 100]
 
 
-def test_of_less_than_it_may_take_it_learns_nothing_that_makes_it_small() -> None:
+def test_of_less_than_it_may_take_it_learns_nothing_that_makes_it_small():
     batch = AdaptiveBatch(100)
     assert batch.run(lambda size: size, wanted=3) == 3
     assert batch.size == 100
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable(), TransactionTooOld()])
-def test_what_has_cost_its_caller_time_is_half_as_much_at_the_next_call(error: Exception) -> None:
+def test_what_has_cost_its_caller_time_is_half_as_much_at_the_next_call(error):
     batch, tried = AdaptiveBatch(100), list[int]()
     for _ in range(2):
         with pytest.raises(type(error)):
@@ -66,15 +62,15 @@ def test_what_has_cost_its_caller_time_is_half_as_much_at_the_next_call(error: E
     assert tried == [100, 50, 25]
 
 
-def test_other_errors_halve_it_where_they_are_named() -> None:
-    tried: list[int] = []
+def test_other_errors_halve_it_where_they_are_named():
+    tried = []
     with pytest.raises(CapacityExceeded):
         AdaptiveBatch(8).run(too_much_over(3, tried, CapacityExceeded()))
     assert AdaptiveBatch(8, CapacityExceeded).run(too_much_over(3, tried, CapacityExceeded())) == 2
     assert tried == [8, 8, 4, 2]
 
 
-def test_a_budget_ends_with_its_transactions_or_with_its_time() -> None:
+def test_a_budget_ends_with_its_transactions_or_with_its_time():
     clock = ManualClock()
     budget = Budget(clock, seconds=1.0, transactions=2)
     assert [budget.spend(), budget.spend(), budget.is_spent] == [True, True, False]

@@ -1,19 +1,17 @@
 """The copies of a large dead letter, whose source may go while they are made."""
 
-from __future__ import annotations
-
 import random
 
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
-from kombu_fdb.model import Lease, Publication
+from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 GRAVES = ("one", "two", "three")
 
 
-def test_a_copy_that_was_cut_short_is_begun_anew() -> None:
+def test_a_copy_that_was_cut_short_is_begun_anew():
     """The message is acknowledged between two parts of its copy; its id comes again, from outside of the store."""
     bench = Bench(FaultyDatabase())
     bench.engine.queues.declare_exchange(Exchange("dlx", "fanout"))
@@ -33,11 +31,11 @@ def test_a_copy_that_was_cut_short_is_begun_anew() -> None:
         assert letter.payload == publication.payload
 
 
-def acknowledge_at_commit(bench: Bench, number: int, lease: Lease) -> None:
+def acknowledge_at_commit(bench, number, lease):
     database, other, left = bench.database, bench.another(), [number]
     assert isinstance(database, FaultyDatabase)
 
-    def hook() -> None:
+    def hook():
         left[0] -= 1
         if not left[0]:
             database.before_commit = None

@@ -1,7 +1,5 @@
 """What is done in the name of a session that was fenced leaves nothing in its name: each verb, late and in between."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import count
 
@@ -9,7 +7,7 @@ import pytest
 from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
-from kit.whole.stage import Sizes, Stage, Store, store_of
+from kit.whole.stage import Sizes, Stage, store_of
 from kit.whole.verbs import VERBS
 
 from kombu_fdb.errors import QueueNotFound, SessionLost
@@ -18,11 +16,11 @@ from kombu_fdb.routing.tables import QueueDeclaration
 
 
 @pytest.fixture(scope="module")
-def store() -> Store:
+def store():
     return store_of(Sizes(messages=3, keys=2, bindings=2, consumers=2, queues=2))
 
 
-def end(stage: Stage) -> None:
+def end(stage):
     """What the sweep of another process does with the session of the one that acts."""
     sessions = stage.observer.sessions
     for session, beat, _ in sessions.beats():
@@ -32,19 +30,19 @@ def end(stage: Stage) -> None:
     sessions.release(stage.session)
 
 
-def rows_in_its_name(stage: Stage) -> list[tuple[bytes, bytes]]:
+def rows_in_its_name(stage):
     found = stage.observer.upkeep.rows(range_of(stage.keys.prefix))
     forms = {stage.session, stage.session.replace(b"\x00", b"\x00\xff")}  # in a value, and packed into a key
     return [row for row in found if any(form in part for form in forms for part in row)]
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_session_that_was_fenced_leaves_nothing_in_its_name(store: Store, name: str) -> None:
+def test_a_session_that_was_fenced_leaves_nothing_in_its_name(store, name):
     """It is fenced before the verb, just before each of its commits, and behind it."""
     for commits in count(-1):
         stage, left = Stage(store), [commits]
 
-        def fence(stage: Stage = stage, left: list[int] = left) -> None:
+        def fence(stage=stage, left=left):
             left[0] -= 1
             if left[0] < 0:
                 stage.database.before_commit = None
@@ -66,7 +64,7 @@ def test_a_session_that_was_fenced_leaves_nothing_in_its_name(store: Store, name
             break
 
 
-def test_its_late_cancel_deletes_no_queue_that_another_process_has_declared_since() -> None:
+def test_its_late_cancel_deletes_no_queue_that_another_process_has_declared_since():
     bench = Bench(FaultyDatabase())
     vanishing = QueueDeclaration("vanishing", auto_delete=True)
     bench.engine.queues.declare(vanishing, owner=(bench.session, "tag"))

@@ -1,10 +1,6 @@
 """Keys, tenants and tasks that come once leave nothing: the store is as large as what is in it."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
@@ -37,19 +33,19 @@ STANDING = {
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench():
     """Without ids of tasks, which have rows of their own."""
     return Bench(FaultyDatabase())
 
 
-def rows(bench: Bench) -> Counter[str]:
+def rows(bench):
     """How many rows there are of each kind."""
     keys = bench.engine.keys
     found = bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.prefix), snapshot=True))
     return Counter(str(keys.unpack(key)[0]) for key, _ in found)
 
 
-def run_through(bench: Bench, end: Callable[[list[Any]], object], **properties: Any) -> None:
+def run_through(bench, end, **properties):
     """Two thousand keys, and as many tasks, with one message each."""
     for start in range(0, ONCE, 500):
         batch = [
@@ -60,12 +56,12 @@ def run_through(bench: Bench, end: Callable[[list[Any]], object], **properties: 
         drain(bench, end)
 
 
-def _key(number: int) -> str:
+def _key(number):
     """Keys, tenants with one user, users of one tenant."""
     return (f"k{number}", f"tenant{number}/user", f"big/user{number}")[number % 3]
 
 
-def drain(bench: Bench, end: Callable[[list[Any]], object]) -> None:
+def drain(bench, end):
     """Until no claim has to look any more."""
     while True:
         if found := bench.take(100):
@@ -77,7 +73,7 @@ def drain(bench: Bench, end: Callable[[list[Any]], object]) -> None:
             promote_all(bench.engine)
 
 
-def tidy(bench: Bench) -> None:
+def tidy(bench):
     """The duties, for an hour."""
     duties = bench.duties()
     for _ in range(20):
@@ -86,7 +82,7 @@ def tidy(bench: Bench) -> None:
         duties.run_once()
 
 
-def assert_nothing_left(bench: Bench) -> None:
+def assert_nothing_left(bench):
     found = rows(bench)
     surplus = {tag: number for tag, number in found.items() if number > STANDING.get(tag, 0)}
     assert not surplus
@@ -104,14 +100,14 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_of_keys_that_come_once(bench: Bench, limits: str) -> None:
+def test_of_keys_that_come_once(bench, limits):
     bench.engine.queues.set_control("q", QueueControl(every_key=LIMITS[limits]))
     run_through(bench, bench.engine.messages.ack)
     tidy(bench)
     assert_nothing_left(bench)
 
 
-def test_of_keys_that_used_up_their_rate(bench: Bench) -> None:
+def test_of_keys_that_used_up_their_rate(bench):
     """Each has waited for its bucket to be filled."""
     bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(rate=10, burst=1)))
     batch = [Publication("", "q", b"", key=f"k{number}") for number in range(500)]
@@ -122,7 +118,7 @@ def test_of_keys_that_used_up_their_rate(bench: Bench) -> None:
     assert_nothing_left(bench)
 
 
-def test_of_messages_with_a_window_and_a_time_to_live(bench: Bench) -> None:
+def test_of_messages_with_a_window_and_a_time_to_live(bench):
     run_through(bench, bench.engine.messages.ack, ttl_ms=10**6)
     batch = [Publication("", "q", b"", dedup_id=f"d{n}", dedup_window_ms=1000, key=f"k{n}") for n in range(ONCE)]
     bench.engine.publisher.publish(batch)
@@ -131,7 +127,7 @@ def test_of_messages_with_a_window_and_a_time_to_live(bench: Bench) -> None:
     assert_nothing_left(bench)
 
 
-def test_of_messages_that_expired(bench: Bench) -> None:
+def test_of_messages_that_expired(bench):
     batch = [Publication("", "q", b"", key=_key(n), task_id=f"t{n}", ttl_ms=1) for n in range(ONCE)]
     bench.engine.publisher.publish(batch)
     bench.later(1)
@@ -140,7 +136,7 @@ def test_of_messages_that_expired(bench: Bench) -> None:
     assert_nothing_left(bench)
 
 
-def test_of_a_queue_that_was_purged(bench: Bench) -> None:
+def test_of_a_queue_that_was_purged(bench):
     bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(rate=10)))
     bench.engine.publisher.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(ONCE)])
     bench.take(10)
@@ -153,7 +149,7 @@ def test_of_a_queue_that_was_purged(bench: Bench) -> None:
     assert_nothing_left(bench)
 
 
-def test_of_tasks_that_were_cancelled_or_moved(bench: Bench) -> None:
+def test_of_tasks_that_were_cancelled_or_moved(bench):
     bench.engine.publisher.publish([Publication("", "q", b"", key=_key(n), task_id=f"t{n}") for n in range(600)])
     bench.take(10)
     for number in range(300):

@@ -1,15 +1,12 @@
 """Sessions: their heartbeats as people see them, which leases stand, who has a role."""
 
-from __future__ import annotations
-
 import pytest
-from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored.session import UNREADABLE_TTL_S, description_of
 from kombu_fdb.keyspace.codec import encode_json
 
 
-def test_a_session_tells_when_it_beat_by_its_own_clock(bench: Bench) -> None:
+def test_a_session_tells_when_it_beat_by_its_own_clock(bench):
     other = bench.engine.sessions.open({"host": "b"}, ttl_s=12.5)
     bench.later(5)
     bench.engine.sessions.beat(other, ttl_s=12.5)
@@ -27,7 +24,7 @@ def test_a_session_tells_when_it_beat_by_its_own_clock(bench: Bench) -> None:
         (bytes(10), UNREADABLE_TTL_S),
     ],
 )
-def test_a_beat_without_a_clock_leaves_time_for_another(bench: Bench, beat: bytes, ttl_s: float) -> None:
+def test_a_beat_without_a_clock_leaves_time_for_another(bench, beat, ttl_s):
     keys, odd = bench.engine.keys, bytes(16)
     bench.write(lambda tr: tr.set(keys.session(odd), encode_json({})))
     bench.write(lambda tr: tr.set(keys.beat(odd), beat))
@@ -35,7 +32,7 @@ def test_a_beat_without_a_clock_leaves_time_for_another(bench: Bench, beat: byte
     assert (session.beat_ms, session.ttl_s) == (0, ttl_s)
 
 
-def test_a_role_is_freed_by_its_holder_only(bench: Bench) -> None:
+def test_a_role_is_freed_by_its_holder_only(bench):
     sessions, holder = bench.engine.sessions, bench.session
     other = sessions.open({})
     assert sessions.hold_role("promoter", holder, None)
@@ -46,7 +43,7 @@ def test_a_role_is_freed_by_its_holder_only(bench: Bench) -> None:
     assert sessions.hold_role("promoter", other, None)
 
 
-def test_which_leases_stand(bench: Bench) -> None:
+def test_which_leases_stand(bench):
     """Those of a session that was fenced do not, nor those that were settled."""
     bench.put(b"a", b"b", b"c", b"d")
     first, second = (each.lease for each in bench.take(2))
@@ -61,7 +58,7 @@ def test_which_leases_stand(bench: Bench) -> None:
     assert bench.engine.messages.holds([]) == []
 
 
-def test_a_session_s_neighbours_are_those_behind_it_in_the_ring(bench: Bench) -> None:
+def test_a_session_s_neighbours_are_those_behind_it_in_the_ring(bench):
     ring = sorted([bench.session, *(bench.engine.sessions.open({}) for _ in range(4))])
     for at in range(5):
         found = bench.engine.sessions.neighbours(ring[at], 2)
@@ -70,6 +67,6 @@ def test_a_session_s_neighbours_are_those_behind_it_in_the_ring(bench: Bench) ->
 
 
 @pytest.mark.parametrize("said", [b"", b"{", b"[1]", b"5"])
-def test_what_a_session_says_of_itself_is_an_object_or_nothing(said: bytes) -> None:
+def test_what_a_session_says_of_itself_is_an_object_or_nothing(said):
     assert description_of(said) == {}
     assert description_of(encode_json({"host": "b"})) == {"host": "b"}

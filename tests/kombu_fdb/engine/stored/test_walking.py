@@ -1,7 +1,5 @@
 """A walk through several ranges, in parts of any size."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -9,10 +7,9 @@ from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.stored.parts import rows_from
-from kombu_fdb.store.protocol import KeyValue, Transaction
 
 
-def store(key: bytes, value: bytes, tr: Transaction) -> None:
+def store(key, value, tr):
     tr.set(key, value)
 
 
@@ -21,11 +18,11 @@ ROWS = [(b"~%c%d" % (letter, number), b"%d" % number) for letter in b"ac" for nu
 
 
 @pytest.mark.parametrize("most", range(1, 10))
-def test_each_row_comes_once_and_in_order(most: int) -> None:
+def test_each_row_comes_once_and_in_order(most):
     bench = Bench(FaultyDatabase())
     for key, value in [*ROWS, (b"~b", b"between"), (b"~f", b"behind")]:
         bench.write(partial(store, key, value))
-    found: list[KeyValue] = []
+    found = []
     parts, cursor = 0, b""
     while parts == 0 or cursor:
         rows, cursor = bench.engine.transactions.read(lambda work: rows_from(work, RANGES, cursor, most))  # noqa: B023

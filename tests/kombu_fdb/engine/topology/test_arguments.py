@@ -1,9 +1,5 @@
 """Each queue argument at the edges of what it accepts, and the name that a misspelt one is like."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
@@ -25,12 +21,12 @@ EDGES = {
 }
 
 
-def declared(**arguments: Any) -> None:
+def declared(**arguments):
     check(QueueDeclaration("q", arguments={name.replace("_", "-"): value for name, value in arguments.items()}))
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_the_edges_are_accepted_and_what_is_beyond_is_not(name: str) -> None:
+def test_the_edges_are_accepted_and_what_is_beyond_is_not(name):
     least, most = EDGES[name]
     for value in (least, most):
         declared(**{name: value})
@@ -41,7 +37,7 @@ def test_the_edges_are_accepted_and_what_is_beyond_is_not(name: str) -> None:
         assert raised.value.attributes[name] == value
 
 
-def test_there_are_no_other_numbers() -> None:
+def test_there_are_no_other_numbers():
     assert {name for name, kind in ARGUMENT_KINDS.items() if kind.what.startswith("a whole number")} == EDGES.keys()
 
 
@@ -55,7 +51,7 @@ def test_there_are_no_other_numbers() -> None:
         ("x-fair-", "x-fair-ageing"),
     ],
 )
-def test_a_misspelt_name_is_told_what_it_is_like(given: str, meant: str) -> None:
+def test_a_misspelt_name_is_told_what_it_is_like(given, meant):
     with pytest.raises(InvalidArgument, match="unknown queue argument") as raised:
         declared(**{given: 1})
     assert raised.value.fix == f"Did you mean {meant}?"
@@ -72,7 +68,7 @@ def test_a_misspelt_name_is_told_what_it_is_like(given: str, meant: str) -> None
         ({"x-single-active-consumer": "true"}, "true or false"),
     ],
 )
-def test_a_senseless_argument_names_its_mend_and_changes_nothing(arguments: dict[str, Any], fix: str) -> None:
+def test_a_senseless_argument_names_its_mend_and_changes_nothing(arguments, fix):
     engine, before = Bench(FaultyDatabase()).engine, QueueDeclaration("q", arguments={"x-max-length": 3})
     engine.queues.declare(before)
     with pytest.raises(InvalidArgument, match=fix):
@@ -81,19 +77,19 @@ def test_a_senseless_argument_names_its_mend_and_changes_nothing(arguments: dict
 
 
 @pytest.mark.parametrize("name", ["x-priority", "x-queue-mode", "my-argument", "x"])
-def test_what_others_know_is_kept_and_not_acted_upon(name: str) -> None:
+def test_what_others_know_is_kept_and_not_acted_upon(name):
     declared(**{name: object()})
 
 
 @pytest.mark.parametrize("flag", ["durable", "exclusive", "auto_delete"])
-def test_a_queues_flags_are_true_or_false(flag: str) -> None:
-    flags: dict[str, Any] = {flag: "no"}
+def test_a_queues_flags_are_true_or_false(flag):
+    flags = {flag: "no"}
     with pytest.raises(InvalidArgument, match=f"{flag} must be true or false"):
         check(QueueDeclaration("q", **flags))
 
 
 @pytest.mark.parametrize("flag", ["durable", "auto_delete"])
-def test_an_exchanges_flags_are_true_or_false(flag: str) -> None:
-    flags: dict[str, Any] = {flag: "no"}
+def test_an_exchanges_flags_are_true_or_false(flag):
+    flags = {flag: "no"}
     with pytest.raises(InvalidArgument, match=f"{flag} must be true or false"):
         Bench(FaultyDatabase()).engine.queues.declare_exchange(Exchange("e", "direct", **flags))

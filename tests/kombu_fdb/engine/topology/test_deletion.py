@@ -1,10 +1,6 @@
 """A queue's end and a message that comes meanwhile, over every store: what is published is never lost or stranded."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
@@ -12,46 +8,44 @@ from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import move
-from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.store.protocol import Database
 
 
 class Interrupted:
     """A way to the store on which something happens just before a transaction begins, or before it commits."""
 
-    def __init__(self, inner: Database) -> None:
+    def __init__(self, inner):
         self._inner = inner
         self.commit_may_be_unknown = inner.commit_may_be_unknown
         self.writers_take_turns = inner.writers_take_turns
-        self.before_begin: Callable[[], object] = bool
-        self.before_commit: Callable[[], object] = bool
+        self.before_begin = bool
+        self.before_commit = bool
 
-    def begin(self, *, timeout_s: float, read_only: bool = False) -> Any:
+    def begin(self, *, timeout_s, read_only=False):
         self.before_begin()
         return _Transaction(self._inner.begin(timeout_s=timeout_s, read_only=read_only), self)
 
-    def close(self) -> None:
+    def close(self):
         """The store is the test's."""
 
 
 class _Transaction:
-    def __init__(self, inner: Any, way: Interrupted) -> None:
+    def __init__(self, inner, way):
         self._inner = inner
         self._way = way
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._inner, name)
 
-    def commit(self) -> object:
+    def commit(self):
         self._way.before_commit()
         return self._inner.commit()
 
 
 @pytest.fixture
-def bench(database: Database) -> Iterator[Bench]:
+def bench(database):
     bench = Bench(database)
     yield bench
     bench.check()
@@ -59,7 +53,7 @@ def bench(database: Database) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def other(bench: Bench, database: Database) -> Bench:
+def other(bench, database):
     """Another process in the same namespace, which can be interrupted."""
     other = Bench(Interrupted(database))
     other.namespace = bench.namespace
@@ -68,21 +62,21 @@ def other(bench: Bench, database: Database) -> Bench:
     return other
 
 
-def everything(bench: Bench) -> list[bytes]:
+def everything(bench):
     return [payload for _ in range(3) for payload in bench.payloads()]
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_what_is_published_after_a_queue_expired_belongs_to_the_next(bench: Bench, other: Bench, moment: int) -> None:
+def test_what_is_published_after_a_queue_expired_belongs_to_the_next(bench, other, moment):
     """Before each transaction of the expiry, of which the first that deletes anything deletes all."""
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
     bench.put(b"old")
     ((_, last_use, _),) = bench.engine.queues.expiring()
     way = other.database
     assert isinstance(way, Interrupted)
-    begun: list[bool] = []
+    begun = []
 
-    def publish() -> None:
+    def publish():
         if len(begun) == moment:
             bench.put(b"new" if bench.engine.inspect.queue("q") is None else b"late")
         begun.append(True)
@@ -94,9 +88,7 @@ def test_what_is_published_after_a_queue_expired_belongs_to_the_next(bench: Benc
     assert everything(bench) == [b"new"] * (moment > 0)
 
 
-def test_a_queue_whose_last_consumer_leaves_stays_if_another_one_comes(
-    bench: Bench, other: Bench, request: pytest.FixtureRequest
-) -> None:
+def test_a_queue_whose_last_consumer_leaves_stays_if_another_one_comes(bench, other, request):
     """Between the transaction's reads and its commit. SQLite lets no other writer in there, so it comes just before."""
     bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
     bench.engine.queues.add_consumer(bench.session, "q", "old")
@@ -120,34 +112,34 @@ class Killed(BaseException):
     """The process."""
 
 
-def fill(bench: Bench) -> None:
+def fill(bench):
     """With more than one transaction purges, with keys and without."""
     for key in ("", "a", "b"):
         bench.put(*[b"old"] * 400, key=key)
     bench.put(*[b"old"] * 100, due_ms=bench.clock.wall_ms() + 9_000)
 
 
-def deletes(bench: Bench, other: Bench) -> None:
+def deletes(bench, other):
     other.engine.queues.delete("q")
 
 
-def expires(bench: Bench, other: Bench) -> None:
+def expires(bench, other):
     ((_, last_use, _),) = bench.engine.queues.expiring()
     other.engine.queues.expire("q", last_use)
 
 
-def leaves(bench: Bench, other: Bench) -> None:
+def leaves(bench, other):
     other.engine.queues.remove_consumer(bench.session, "q", "tag")
 
 
-def dies(bench: Bench, other: Bench) -> None:
+def dies(bench, other):
     """Its sweeper is killed."""
     if bench.session in bench.beats():
         bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
     other.engine.sessions.release(bench.session)
 
 
-ENDS: dict[Callable[[Bench, Bench], None], QueueDeclaration] = {
+ENDS = {
     deletes: QueueDeclaration("q"),
     expires: QueueDeclaration("q", arguments={"x-expires": 1000}),
     leaves: QueueDeclaration("q", auto_delete=True),
@@ -158,9 +150,7 @@ ENDS: dict[Callable[[Bench, Bench], None], QueueDeclaration] = {
 @pytest.mark.parametrize("database", ["memory"], indirect=True)  # no store has a part in it: it is before a transaction
 @pytest.mark.parametrize("moment", range(6))
 @pytest.mark.parametrize("verb", ENDS, ids=lambda verb: verb.__name__)
-def test_a_queue_that_is_declared_again_when_its_end_was_interrupted_has_nothing_of_the_old(
-    bench: Bench, other: Bench, verb: Callable[[Bench, Bench], None], moment: int
-) -> None:
+def test_a_queue_that_is_declared_again_when_its_end_was_interrupted_has_nothing_of_the_old(bench, other, verb, moment):
     """Its process is killed before its n-th transaction. That such an end leaves no rows is in test_every_commit.py."""
     owner = None if verb in (deletes, expires) else (bench.session, "tag")
     bench.engine.queues.declare(ENDS[verb], owner=owner)
@@ -169,7 +159,7 @@ def test_a_queue_that_is_declared_again_when_its_end_was_interrupted_has_nothing
     way, begun = other.database, list[bool]()
     assert isinstance(way, Interrupted)
 
-    def kill() -> None:
+    def kill():
         begun.append(True)
         if len(begun) > moment:
             raise Killed
@@ -194,11 +184,11 @@ def test_a_queue_that_is_declared_again_when_its_end_was_interrupted_has_nothing
     duties.stop()
 
 
-def test_deleting_what_has_many_bindings_takes_few_reads(database: Database) -> None:
+def test_deleting_what_has_many_bindings_takes_few_reads(database):
     """One at a time, 5,000 would never come to an end where a round trip takes a millisecond."""
     bench = Bench(CountingDatabase(database))
 
-    def bind() -> None:
+    def bind():
         bench.engine.queues.declare_exchange(Exchange("x", "topic"))
         for number in range(50):
             bench.engine.queues.bind("q", "x", f"k{number}")
@@ -212,9 +202,7 @@ def test_deleting_what_has_many_bindings_takes_few_reads(database: Database) -> 
     bench.clean()
 
 
-def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(
-    bench: Bench, other: Bench, request: pytest.FixtureRequest
-) -> None:
+def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(bench, other, request):
     """Between the deletion's reads and its commit. SQLite lets no other writer in there, so it comes just before."""
     bench.put(b"old", key="a")
     way = other.database
@@ -231,7 +219,7 @@ def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(
     assert len(everything(bench)) == left, "nothing is stranded"
 
 
-def once(event: Callable[[], object]) -> Callable[[], object]:
+def once(event):
     waiting = [event]
     return lambda: waiting.pop()() if waiting else None
 
@@ -245,13 +233,11 @@ def once(event: Callable[[], object]) -> Callable[[], object]:
     ],
     ids=["a purge in parts", "a deletion", "a move in parts"],
 )
-def test_a_part_that_took_too_long_is_followed_by_smaller_ones(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: Callable[[Any, Any], object]
-) -> None:
+def test_a_part_that_took_too_long_is_followed_by_smaller_ones(bench, monkeypatch, module, name, call):
     """Else a queue that a slow store can't empty in such parts would never be empty."""
     verb = getattr(module, name)
 
-    def slow(work: Work, limit: int, *given: Any) -> object:
+    def slow(work, limit, *given):
         if limit > 150:
             raise StoreUnavailable
         return verb(work, limit, *given)

@@ -1,27 +1,22 @@
 """Unreadable settings, leases and beats stop no publish, claim, sweep or duty."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, encode_lease
-from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.primitives.ranges import LONGEST_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 ODD = [b"\xff", b"[", b"{}", b"[1]", b'{"weight":0}', b'[true,false,false,{"x-expires":"soon"}]']
 #: Of these, what can't be read hands out nothing.
-BRAKES: dict[str, Callable[[Keyspace], bytes]] = {
+BRAKES = {
     "control": lambda keys: keys.control("q"),
     "limits": lambda keys: keys.limits("q", "k"),
 }
-SETTINGS: dict[str, Callable[[Keyspace], bytes]] = {
+SETTINGS = {
     "declaration": lambda keys: keys.queue("q"),
     "session": lambda keys: keys.session(b"s" * 16),
     "beat": lambda keys: keys.beat(b"s" * 16),
@@ -31,13 +26,13 @@ SETTINGS: dict[str, Callable[[Keyspace], bytes]] = {
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench():
     return Bench(FaultyDatabase())
 
 
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=[*SETTINGS])
-def test_work_goes_on(bench: Bench, setting: Callable[[Keyspace], bytes], value: bytes) -> None:
+def test_work_goes_on(bench, setting, value):
     engine = bench.engine
     engine.queues.limit("q", "k", KeyLimits(weight=2))
     bench.write(lambda tr: tr.set(setting(engine.keys), value))
@@ -61,9 +56,7 @@ def test_work_goes_on(bench: Bench, setting: Callable[[Keyspace], bytes], value:
 
 @pytest.mark.parametrize("value", [each for each in ODD if each != b"{}"])
 @pytest.mark.parametrize("brake", BRAKES.values(), ids=[*BRAKES])
-def test_what_may_be_a_pause_is_one_until_it_is_set_anew(
-    bench: Bench, brake: Callable[[Keyspace], bytes], value: bytes
-) -> None:
+def test_what_may_be_a_pause_is_one_until_it_is_set_anew(bench, brake, value):
     engine = bench.engine
     engine.queues.limit("q", "k", KeyLimits(weight=2))
     bench.write(lambda tr: tr.set(brake(engine.keys), value))
@@ -77,7 +70,7 @@ def test_what_may_be_a_pause_is_one_until_it_is_set_anew(
     bench.check()
 
 
-def test_a_control_that_is_set_anew_has_what_the_queue_is_declared_with(bench: Bench) -> None:
+def test_a_control_that_is_set_anew_has_what_the_queue_is_declared_with(bench):
     """Also if it was declared while its control could not be read: to declare it again unchanged writes nothing."""
     engine = bench.engine
     bench.write(lambda tr: tr.set(engine.keys.control("q"), b"\xff"))
@@ -92,9 +85,7 @@ def test_a_control_that_is_set_anew_has_what_the_queue_is_declared_with(bench: B
 
 
 @pytest.mark.parametrize(("milliseconds", "ageing"), [(5_000, 5.0), (2**53 - 1, LONGEST_S), (None, None)])
-def test_a_control_that_is_reset_ages_as_the_queue_is_declared(
-    bench: Bench, milliseconds: int | None, ageing: float | None
-) -> None:
+def test_a_control_that_is_reset_ages_as_the_queue_is_declared(bench, milliseconds, ageing):
     engine = bench.engine
     engine.queues.declare(QueueDeclaration("q", arguments={"x-fair-ageing": milliseconds}))
     engine.queues.change_control("q", ageing=1.0, newcomer="first")
@@ -102,7 +93,7 @@ def test_a_control_that_is_reset_ages_as_the_queue_is_declared(
     assert engine.inspect.control("q") == QueueControl(ageing=ageing)
 
 
-def test_keys_that_an_unreadable_control_has_parked_are_served_when_it_is_set_anew(bench: Bench) -> None:
+def test_keys_that_an_unreadable_control_has_parked_are_served_when_it_is_set_anew(bench):
     engine = bench.engine
     bench.put(b"1", key="k")
     engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
@@ -113,7 +104,7 @@ def test_keys_that_an_unreadable_control_has_parked_are_served_when_it_is_set_an
     assert bench.payloads() == [b"1"]
 
 
-def test_who_asks_for_settings_is_told_that_they_cannot_be_read_and_setting_them_mends_them(bench: Bench) -> None:
+def test_who_asks_for_settings_is_told_that_they_cannot_be_read_and_setting_them_mends_them(bench):
     engine, keys = bench.engine, bench.engine.keys
     for key in (keys.control("q"), keys.limits("q", "k"), keys.queue("q")):
         bench.write(lambda tr, key=key: tr.set(key, b"\xff"))
@@ -132,14 +123,14 @@ def test_who_asks_for_settings_is_told_that_they_cannot_be_read_and_setting_them
     assert engine.inspect.queue("q") == QueueDeclaration("q", arguments={"x-max-length": 3})
 
 
-def test_a_queue_whose_declaration_cannot_be_read_does_not_expire(bench: Bench) -> None:
+def test_a_queue_whose_declaration_cannot_be_read_does_not_expire(bench):
     engine = bench.engine
     engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1_000}))
     bench.write(lambda tr: tr.set(engine.keys.queue("q"), b"\xff"))
     assert engine.queues.expiring() == []
 
 
-def test_a_dead_letter_exchange_that_cannot_be_read_counts_as_not_set(bench: Bench) -> None:
+def test_a_dead_letter_exchange_that_cannot_be_read_counts_as_not_set(bench):
     engine = bench.engine
     engine.queues.declare_exchange(Exchange("dlx", "fanout"))
     engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dlx"}))
@@ -152,7 +143,7 @@ def test_a_dead_letter_exchange_that_cannot_be_read_counts_as_not_set(bench: Ben
 
 
 @pytest.mark.parametrize("record", [b"", b"\x01", b"\x01\xff\xff", b"\x03" * 200])
-def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench: Bench, record: bytes) -> None:
+def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench, record):
     """Also where there is no delivery limit, by which it would have been looked at."""
     engine = bench.engine
     engine.queues.declare(QueueDeclaration("q", arguments={"x-delivery-limit": -1}))
@@ -169,7 +160,7 @@ def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench: Bench, record: byte
     assert letter[1] == record
 
 
-def test_a_lease_whose_place_is_no_place_is_kept_for_a_person_to_look_at(bench: Bench) -> None:
+def test_a_lease_whose_place_is_no_place_is_kept_for_a_person_to_look_at(bench):
     engine, lease = bench.engine, bench.engine.keys.lease(bench.session, 5)
     bench.write(lambda tr: tr.set(lease, encode_lease(Message("q", b"\x02key\x00", b"record"))))
     engine.sessions.fence(bench.session, bench.beats()[bench.session])

@@ -1,9 +1,6 @@
 """What wall clocks decide, and by how much a wrong one is felt: docs/guarantees.md, "What clocks decide"."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +25,7 @@ WINDOW_MS = 300_000
 class Host:
     """A process on a machine whose wall clock is wrong by ``error_s``."""
 
-    def __init__(self, bench: Bench, error_s: float, **options: Any) -> None:
+    def __init__(self, bench, error_s, **options):
         self.clock = ManualClock()
         self.clock.jump_wall(error_s)
         self.engine = Engine(
@@ -38,20 +35,20 @@ class Host:
         )
         self.session = self.engine.sessions.open({})
 
-    def once(self) -> None:
+    def once(self):
         self.engine.publisher.publish([Publication("", "q", b"", dedup_id="d", dedup_window_ms=WINDOW_MS)])
 
-    def duties(self) -> DutyCycle:
+    def duties(self):
         return DutyCycle(self.engine, self.clock, self.session, sweep_interval_s=5.0)
 
 
-def pass_time(hosts: list[Host], seconds: float) -> None:
+def pass_time(hosts, seconds):
     for host in hosts:
         host.clock.advance(seconds)
 
 
 @pytest.mark.parametrize("ahead_s", [-86_400, -600, 600, KEPT_MS / 1000 - 1])
-def test_a_consumers_clock_ends_no_dedup_window(ahead_s: float) -> None:
+def test_a_consumers_clock_ends_no_dedup_window(ahead_s):
     """Its duties clear what is over; up to a quarter of an hour ahead they clear nothing too early."""
     bench = Bench(FaultyDatabase())
     publisher, consumer = hosts = [Host(bench, 0), Host(bench, ahead_s)]
@@ -68,9 +65,7 @@ def test_a_consumers_clock_ends_no_dedup_window(ahead_s: float) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-900, 900), st.integers(-900, 900), st.integers(0, 1500))
-def test_a_dedup_window_is_wrong_by_how_far_its_publishers_are_apart_at_most(
-    first_s: int, second_s: int, later_s: int
-) -> None:
+def test_a_dedup_window_is_wrong_by_how_far_its_publishers_are_apart_at_most(first_s, second_s, later_s):
     bench = Bench(FaultyDatabase())
     one, two = hosts = [Host(bench, first_s), Host(bench, second_s)]
     one.once()
@@ -87,9 +82,7 @@ def test_a_dedup_window_is_wrong_by_how_far_its_publishers_are_apart_at_most(
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-900, 900), st.lists(st.integers(-900, 900), min_size=1, max_size=4), st.integers(0, 1500))
-def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most(
-    publisher_s: int, consumers_s: list[int], later_s: int
-) -> None:
+def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most(publisher_s, consumers_s, later_s):
     """Of several consumers the first that sees it decides."""
     bench = Bench(FaultyDatabase())
     publisher, *consumers = hosts = [Host(bench, publisher_s), *(Host(bench, each) for each in consumers_s)]
@@ -105,7 +98,7 @@ def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most
 
 
 @pytest.mark.parametrize("behind_s", [0, 1, 86_400])
-def test_a_lifetime_of_no_length_is_over_by_every_clock(behind_s: float) -> None:
+def test_a_lifetime_of_no_length_is_over_by_every_clock(behind_s):
     """A claim may have read its clock before the publish that it waited for."""
     bench = Bench(FaultyDatabase())
     publisher, consumer = Host(bench, 0), Host(bench, -behind_s)
@@ -113,7 +106,7 @@ def test_a_lifetime_of_no_length_is_over_by_every_clock(behind_s: float) -> None
     assert not consumer.engine.messages.claim(consumer.session, ["q"], 1)
 
 
-def test_a_message_that_has_expired_by_every_clock_is_not_rescheduled() -> None:
+def test_a_message_that_has_expired_by_every_clock_is_not_rescheduled():
     bench = Bench(FaultyDatabase())
     publisher, operator = Host(bench, 600), Host(bench, 0)
     publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=0)])
@@ -122,7 +115,7 @@ def test_a_message_that_has_expired_by_every_clock_is_not_rescheduled() -> None:
         operator.engine.messages.reschedule("q", Spot("ready", listed.position, listed.message.message_id), 0)
 
 
-def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_message() -> None:
+def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_message():
     bench = Bench(FaultyDatabase())
     publisher, ahead, consumer = Host(bench, 0), Host(bench, 59), Host(bench, 0)
     publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=60_000)])
@@ -135,7 +128,7 @@ def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_mess
 
 @pytest.mark.parametrize("ttl_ms", [0, 60_000])
 @pytest.mark.parametrize("queue", ["q", "q.dead"], ids=["after a replay", "of a dead letter"])
-def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms: int, queue: str) -> None:
+def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms, queue):
     options = {"dead_ttl_ms": ttl_ms} if queue == "q.dead" else {}
     bench = Bench(FaultyDatabase(), **options)
     publisher, consumer, behind = Host(bench, 600), Host(bench, 0, **options), Host(bench, -10)
@@ -150,9 +143,7 @@ def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms: i
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-900, 900), st.integers(-900, 900), st.integers(0, 1500))
-def test_a_delay_is_wrong_by_how_far_publisher_and_promoter_are_apart_at_most(
-    publisher_s: int, promoter_s: int, later_s: int
-) -> None:
+def test_a_delay_is_wrong_by_how_far_publisher_and_promoter_are_apart_at_most(publisher_s, promoter_s, later_s):
     bench = Bench(FaultyDatabase())
     publisher, promoter = hosts = [Host(bench, publisher_s), Host(bench, promoter_s)]
     publisher.engine.publisher.publish([Publication("", "q", b"", due_ms=publisher.clock.wall_ms() + WINDOW_MS)])

@@ -1,7 +1,5 @@
 """Promotion in parts: of many queues, and of many messages."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -11,11 +9,10 @@ from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.upkeep import promotion
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.store.protocol import Transaction
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
-def test_queues_are_looked_at_so_many_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_queues_are_looked_at_so_many_at_once(bench, monkeypatch, number):
     monkeypatch.setattr(promotion, "QUEUES_PER_LOOK", 2)
     now_ms = bench.clock.wall_ms()
     queues = [f"q{each}" for each in range(number)]
@@ -30,12 +27,12 @@ def test_queues_are_looked_at_so_many_at_once(bench: Bench, monkeypatch: pytest.
     assert promote_all(bench.engine) == (number, None)
 
 
-def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
+def test_a_part_of_those_that_are_due_is_the_first_ones(bench):
     now_ms = bench.clock.wall_ms()
     for after_ms in (3, 1, 2):
         bench.put(b"%d" % after_ms, due_ms=now_ms + after_ms)
     bench.later(1)
-    promoted: list[tuple[int, int | None]] = []
+    promoted = []
     for _ in range(2):
         bench.work(lambda work: promoted.append(promotion.promote(work, 2, "q")))
     assert promoted == [(2, now_ms + 3), (1, None)]
@@ -43,9 +40,7 @@ def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("number", "seen"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (7, [0, 1, 6, 5])])
-def test_of_many_that_rest_those_due_first_and_last_are_looked_at(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, seen: list[int]
-) -> None:
+def test_of_many_that_rest_those_due_first_and_last_are_looked_at(bench, monkeypatch, number, seen):
     monkeypatch.setattr(promotion, "MESSAGES_PER_TRANSACTION", 2)
     keys = bench.engine.keys
     rows = [(keys.unpark(1_000 + each, "q", "k"), b"") for each in range(number)]
@@ -55,11 +50,11 @@ def test_of_many_that_rest_those_due_first_and_last_are_looked_at(
     bench.clean()
 
 
-def store(key: bytes, value: bytes, tr: Transaction) -> None:
+def store(key, value, tr):
     tr.set(key, value)
 
 
-def test_behind_one_that_cannot_be_read_the_next_one_is_due_when_it_is_due() -> None:
+def test_behind_one_that_cannot_be_read_the_next_one_is_due_when_it_is_due():
     bench = Bench(FaultyDatabase())
     due_ms = bench.clock.wall_ms() + 5_000
     bench.put(b"a", due_ms=due_ms)

@@ -1,14 +1,11 @@
 """What the duties cost, and whom they delay, in transactions."""
 
-from __future__ import annotations
-
 import math
 import threading
 from itertools import pairwise
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.costs import CountingDatabase
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Publication
@@ -18,12 +15,12 @@ from kombu_fdb.routing.tables import QueueDeclaration
 
 
 @pytest.fixture
-def bench(counted: CountingDatabase) -> Bench:
+def bench(counted):
     return Bench(counted)
 
 
 @pytest.mark.parametrize("fleet", [20, 500])
-def test_a_sweep_reads_its_neighbours_only(bench: Bench, counted: CountingDatabase, fleet: int) -> None:
+def test_a_sweep_reads_its_neighbours_only(bench, counted, fleet):
     for _ in range(fleet):
         bench.engine.sessions.open({})
     duties = bench.duties()
@@ -32,7 +29,7 @@ def test_a_sweep_reads_its_neighbours_only(bench: Bench, counted: CountingDataba
     assert counted.total().rows <= 2 * LIVING + 1
 
 
-def test_one_survivor_of_a_fleet_ends_all_others(bench: Bench) -> None:
+def test_one_survivor_of_a_fleet_ends_all_others(bench):
     """BACK-SOON, with the bound that ``duty_cycle.py`` states."""
     dead = [bench.engine.sessions.open({}, ttl_s=30.0) for _ in range(200)]
     bench.engine.publisher.publish([Publication("", "q", b"a")] * len(dead))
@@ -47,7 +44,7 @@ def test_one_survivor_of_a_fleet_ends_all_others(bench: Bench) -> None:
     assert set(bench.beats()) == {bench.session}
 
 
-def test_a_live_fleet_ends_no_session(bench: Bench) -> None:
+def test_a_live_fleet_ends_no_session(bench):
     engines = [bench.another() for _ in range(30)]
     sessions = [engine.sessions.open({}) for engine in engines]
     duties = [bench.duties(session) for session in sessions]
@@ -61,7 +58,7 @@ def test_a_live_fleet_ends_no_session(bench: Bench) -> None:
     assert {each.sweep_duty.window for each in duties} == {LIVING}
 
 
-def test_commit_tokens_are_cleared_together(bench: Bench, counted: CountingDatabase) -> None:
+def test_commit_tokens_are_cleared_together(bench, counted):
     keys = bench.engine.keys
     bench.write(lambda tr: [tr.set(keys.token(b"%d" % number, 1), b"old") for number in range(4_000)])
     duties = bench.duties()
@@ -74,9 +71,7 @@ def test_commit_tokens_are_cleared_together(bench: Bench, counted: CountingDatab
     assert len(bench.engine.upkeep.rows(bench.engine.keys.all_tokens)) <= 2
 
 
-def test_promotion_waits_for_one_turn_of_one_duty(
-    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_promotion_waits_for_one_turn_of_one_duty(bench, counted, monkeypatch):
     """However much of everything there is to do."""
     monkeypatch.setattr(duty_cycle, "TURN_TRANSACTIONS", 5)
     keys = bench.engine.keys
@@ -84,7 +79,7 @@ def test_promotion_waits_for_one_turn_of_one_duty(
     for queue in ("a.dead", "b.dead"):
         bench.engine.publisher.publish([Publication("", queue, b"a", ttl_ms=1)] * 2_000)
     bench.later(1)
-    order: list[str] = []
+    order = []
     promote = bench.engine.upkeep.due_queues
     monkeypatch.setattr(
         bench.engine.upkeep, "due_queues", lambda: order.append(str(len(counted.transactions))) or promote()
@@ -98,10 +93,8 @@ def test_promotion_waits_for_one_turn_of_one_duty(
     assert bench.engine.upkeep.rows(keys.dedup_ended(2)) == []
 
 
-def test_a_store_that_is_away_for_one_duty_keeps_no_other_from_its_turn(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away() -> None:
+def test_a_store_that_is_away_for_one_duty_keeps_no_other_from_its_turn(bench, monkeypatch):
+    def away():
         raise StoreUnavailable
 
     monkeypatch.setattr(bench.engine.upkeep, "due_queues", away)
@@ -114,13 +107,13 @@ def test_a_store_that_is_away_for_one_duty_keeps_no_other_from_its_turn(
     assert bench.counts("a.dead") == (0, 0, 0)
 
 
-def test_publishers_to_a_full_queue_do_not_conflict(bench: Bench, counted: CountingDatabase) -> None:
+def test_publishers_to_a_full_queue_do_not_conflict(bench, counted):
     """Neither with each other nor with those who make room; what gives way is not more than it must be."""
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 50}))
     bench.engine.publisher.publish([Publication("", "q", b"a")] * 50)
     publishers = 24
 
-    def publish(number: int) -> None:
+    def publish(number):
         engine = bench.another()
         for _ in range(20):
             engine.publisher.publish([Publication("", "q", b"%d" % number)], timeout_s=60.0)
@@ -140,7 +133,7 @@ def test_publishers_to_a_full_queue_do_not_conflict(bench: Bench, counted: Count
     bench.check()
 
 
-def test_publishes_to_a_full_queue_that_are_open_together_all_commit(bench: Bench, counted: CountingDatabase) -> None:
+def test_publishes_to_a_full_queue_that_are_open_together_all_commit(bench, counted):
     """Each has read what it reads before the first one commits, and before the oldest give way."""
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 5}))
     bench.engine.publisher.publish([Publication("", "q", b"a")] * 9)
@@ -155,7 +148,7 @@ def test_publishes_to_a_full_queue_that_are_open_together_all_commit(bench: Benc
     bench.check()
 
 
-def test_a_process_without_the_role_reads_little(bench: Bench, counted: CountingDatabase) -> None:
+def test_a_process_without_the_role_reads_little(bench, counted):
     """Its neighbours at each sweep, and the role each second: a fleet of workers costs what they are."""
     holder = bench.duties()
     holder.run_once()

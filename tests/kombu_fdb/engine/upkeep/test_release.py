@@ -1,35 +1,30 @@
 """The sweep's parts: how many at once, whose, and what it reports of an unreadable lease."""
 
-from __future__ import annotations
-
 import pytest
 from kit.conformance.queue import Bench
-from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.upkeep import release
-from kombu_fdb.model import ClaimTerms, SessionId
+from kombu_fdb.model import ClaimTerms
 from kombu_fdb.routing.tables import QueueDeclaration
 
 
 @pytest.fixture
-def bench(counted: CountingDatabase) -> Bench:
+def bench(counted):
     return Bench(counted)
 
 
-def fence(bench: Bench) -> None:
+def fence(bench):
     assert bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
 
 
-def test_a_session_that_is_not_fenced_keeps_its_messages(bench: Bench) -> None:
+def test_a_session_that_is_not_fenced_keeps_its_messages(bench):
     bench.put(b"a")
     bench.take()
     assert bench.engine.sessions.release(bench.session) == 0
     assert bench.counts() == (0, 0, 1)
 
 
-def test_a_transaction_brings_so_many_back_and_conflicts_on_their_leases_only(
-    bench: Bench, counted: CountingDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_brings_so_many_back_and_conflicts_on_their_leases_only(bench, counted, monkeypatch):
     monkeypatch.setattr(release, "MESSAGES_PER_TRANSACTION", 3)
     bench.put(*(b"%d" % number for number in range(7)))
     bench.take()
@@ -41,7 +36,7 @@ def test_a_transaction_brings_so_many_back_and_conflicts_on_their_leases_only(
     assert all(cost.conflict_ranges == 0 for cost in moving)
 
 
-def test_an_unreadable_lease_says_why_it_is_a_dead_letter(bench: Bench) -> None:
+def test_an_unreadable_lease_says_why_it_is_a_dead_letter(bench):
     bench.write(lambda tr: tr.set(bench.engine.keys.lease(bench.session, 5), b"\xff"))
     fence(bench)
     assert bench.engine.sessions.release(bench.session) == 1
@@ -52,7 +47,7 @@ def test_an_unreadable_lease_says_why_it_is_a_dead_letter(bench: Bench) -> None:
     assert death.details["error"] != "None"
 
 
-def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Bench, counted: CountingDatabase) -> None:
+def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench, counted):
     keys = bench.engine.keys
     bench.put(b"a", b"b")
     leases = [keys.lease(*each.lease) for each in bench.take() if each.lease]
@@ -65,20 +60,20 @@ def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Be
     assert [cost.rows for cost in counted.transactions] == [1, 1, 0]
 
 
-def test_the_next_part_begins_behind_this_one(bench: Bench) -> None:
+def test_the_next_part_begins_behind_this_one(bench):
     bench.put(b"a", b"b")
     leases = [bench.engine.keys.lease(*each.lease) for each in bench.take()]
     fence(bench)
     assert bench.engine.sessions.release_part(bench.session) == (2, leases[-1] + b"\x00")
 
 
-def test_an_active_consumer_is_replaced_when_none_of_its_messages_is_left(bench: Bench) -> None:
+def test_an_active_consumer_is_replaced_when_none_of_its_messages_is_left(bench):
     """ONE-ACTIVE: the next one begins with those it had, and so not while one is skipped."""
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
     bench.put(b"a", b"b")
     other = bench.engine.sessions.open({})
 
-    def claim(session: SessionId) -> list[bytes]:
+    def claim(session):
         terms = ClaimTerms(consumers={"q": "tag"})
         return [each.payload for each in bench.engine.messages.claim(session, ["q"], 1, terms=terms)]
 

@@ -1,9 +1,6 @@
 """A channel that stands in a wait queue and consumes from another queue too: its room is promised once, and shared."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from kit.conformance.consumer import OPTIONS, Consumer
@@ -16,7 +13,7 @@ from kombu_fdb.transport.consuming.dispatch import Plan
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 
-def contested(bench: Bench, prefetch: int) -> tuple[Consumer, Consumer]:
+def contested(bench, prefetch):
     """The first of a wait queue for "q", and one that waits there and is the active consumer of "one"."""
     first = Consumer(bench, ["q"], contested=True)
     second = Consumer(bench, ["q", "one"], prefetch=prefetch, single=["one"], contested=True)
@@ -29,7 +26,7 @@ def contested(bench: Bench, prefetch: int) -> tuple[Consumer, Consumer]:
     return first, second
 
 
-def test_room_that_is_promised_to_a_wait_queue_is_not_given_to_another_queue(bench: Bench) -> None:
+def test_room_that_is_promised_to_a_wait_queue_is_not_given_to_another_queue(bench):
     first, second = contested(bench, prefetch=3)
     bench.put(b"a", b"b", b"c", queue="one")
     second.turn()
@@ -42,7 +39,7 @@ def test_room_that_is_promised_to_a_wait_queue_is_not_given_to_another_queue(ben
         first.settle()
 
 
-def test_what_the_wait_queue_has_granted_comes_before_another_queue(bench: Bench) -> None:
+def test_what_the_wait_queue_has_granted_comes_before_another_queue(bench):
     bench.put(*(b"%d" % number for number in range(12)))
     second = Consumer(bench, ["q", "one"], prefetch=2, single=["one"], contested=True)
     first = Consumer(bench, ["q"], contested=True)
@@ -59,9 +56,9 @@ def test_what_the_wait_queue_has_granted_comes_before_another_queue(bench: Bench
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
-def test_neither_the_wait_queue_nor_the_other_queue_starves(bench: Bench, prefetch: int) -> None:
+def test_neither_the_wait_queue_nor_the_other_queue_starves(bench, prefetch):
     first, second = contested(bench, prefetch)
-    served: Counter[str] = Counter()
+    served = Counter()
     for _ in range(60):
         bench.put(*(b"%d" % each for each in range(8)))
         bench.put(*(b"%d" % each for each in range(4)), queue="one")
@@ -74,7 +71,7 @@ def test_neither_the_wait_queue_nor_the_other_queue_starves(bench: Bench, prefet
     assert served["q"] >= served.total() / 5, served
 
 
-def test_an_idle_line_keeps_no_consumer_waiting(bench: Bench) -> None:
+def test_an_idle_line_keeps_no_consumer_waiting(bench):
     _first, second = contested(bench, prefetch=2)
     bench.put(*(b"%d" % number for number in range(20)), queue="one")
     for _ in range(10):
@@ -83,12 +80,12 @@ def test_an_idle_line_keeps_no_consumer_waiting(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 4])
-def test_a_busy_queue_of_its_own_does_not_keep_the_first_from_the_wait_queue(bench: Bench, prefetch: int) -> None:
+def test_a_busy_queue_of_its_own_does_not_keep_the_first_from_the_wait_queue(bench, prefetch):
     first = Consumer(bench, ["q", "one"], prefetch=prefetch, single=["one"], contested=True)
     for _ in range(4):
         first.turn()
     bench.put(*[b""] * 50)
-    settled: Counter[str] = Counter()
+    settled = Counter()
     for _ in range(40):
         bench.put(b"", queue="one")
         first.turn()
@@ -98,7 +95,7 @@ def test_a_busy_queue_of_its_own_does_not_keep_the_first_from_the_wait_queue(ben
     assert settled["q"] >= 10
 
 
-def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
+def test_a_grant_is_no_more_than_there_is_room_for_now(bench):
     """The prefetch was lowered while it waited."""
     consumer = Consumer(bench, ["q"], prefetch=4, contested=True)
     first = Consumer(bench, ["q"], contested=True)
@@ -115,7 +112,7 @@ def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
     assert bench.counts("q")[2] == 1 + len(first.waiting)
 
 
-def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
+def test_messages_without_acks_take_no_room_from_others(bench):
     consumer = Consumer(bench, ["q"], prefetch=2)
     transport = consumer.transport
     bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
@@ -132,7 +129,7 @@ def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
 
 
 @pytest.fixture
-def without_wait_queues() -> Iterator[Bench]:
+def without_wait_queues():
     """On a store whose writers take turns, where consumers stand in no wait queue."""
     database = FaultyDatabase()
     database.writers_take_turns = True
@@ -141,9 +138,7 @@ def without_wait_queues() -> Iterator[Bench]:
     bench.check()
 
 
-def test_a_queue_that_has_given_its_only_message_does_not_bound_the_claims_of_a_busy_one(
-    without_wait_queues: Bench,
-) -> None:
+def test_a_queue_that_has_given_its_only_message_does_not_bound_the_claims_of_a_busy_one(without_wait_queues):
     """An event comes to a worker: there is room for one, and a claim of both queues takes no more than that."""
     bench, taken = without_wait_queues, list[str]()
     consumer = Consumer(bench, ["q"])
@@ -161,7 +156,7 @@ def test_a_queue_that_has_given_its_only_message_does_not_bound_the_claims_of_a_
     assert taken == ["q"] * 4
 
 
-def handed_one_out(bench: Bench) -> Consumer:
+def handed_one_out(bench):
     """Of its four messages; more wait in the queue."""
     consumer = Consumer(bench, ["q"])
     bench.put(*[b""] * 12)
@@ -171,7 +166,7 @@ def handed_one_out(bench: Bench) -> Consumer:
     return consumer
 
 
-def test_no_turn_follows_a_claim_that_uses_all_the_room(without_wait_queues: Bench) -> None:
+def test_no_turn_follows_a_claim_that_uses_all_the_room(without_wait_queues):
     consumer = Consumer(without_wait_queues, ["q"])
     consumer.turn()
     without_wait_queues.put(*[b""] * 8)
@@ -180,9 +175,7 @@ def test_no_turn_follows_a_claim_that_uses_all_the_room(without_wait_queues: Ben
     assert not consumer.transport.is_awake
 
 
-def test_a_turn_follows_a_claim_that_could_not_take_all_acks_along(
-    without_wait_queues: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_follows_a_claim_that_could_not_take_all_acks_along(without_wait_queues, monkeypatch):
     monkeypatch.setattr(client, "MOST_LEASES", 3)
     bench, consumer = without_wait_queues, Consumer(without_wait_queues, ["q"])
     consumer.turn()
@@ -200,7 +193,7 @@ def test_a_turn_follows_a_claim_that_could_not_take_all_acks_along(
     assert not consumer.transport.store.acks
 
 
-def test_acks_wait_for_a_claim_that_takes_them_along(without_wait_queues: Bench) -> None:
+def test_acks_wait_for_a_claim_that_takes_them_along(without_wait_queues):
     bench, consumer, delay_s = without_wait_queues, handed_one_out(without_wait_queues), OPTIONS.ack_delay_ms / 1000
     consumer.transport.qos.ack(*consumer.transport.given)
     bench.clock.advance(0.6 * delay_s)
@@ -212,7 +205,7 @@ def test_acks_wait_for_a_claim_that_takes_them_along(without_wait_queues: Bench)
     assert len(consumer.waiting) == 4
 
 
-def test_acks_wait_no_longer_for_a_claim_when_the_program_does_not_drain(without_wait_queues: Bench) -> None:
+def test_acks_wait_no_longer_for_a_claim_when_the_program_does_not_drain(without_wait_queues):
     bench, consumer, delay_s = without_wait_queues, handed_one_out(without_wait_queues), OPTIONS.ack_delay_ms / 1000
     consumer.transport.fetcher.attend_loop(registered=False)
     bench.clock.advance(OPTIONS.undrained_timeout - 0.5 * delay_s)
@@ -224,7 +217,7 @@ def test_acks_wait_no_longer_for_a_claim_when_the_program_does_not_drain(without
     assert not consumer.transport.store.acks
 
 
-def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
+def test_messages_without_acks_are_not_held_up_by_others(bench):
     """By those for which there is no room any more, as the prefetch was lowered."""
     consumer = Consumer(bench, ["q"], prefetch=2)
     bench.put(b"", b"")
@@ -240,7 +233,7 @@ def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
     assert arrival.delivery.queue == "events"
 
 
-def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
+def test_a_temporary_queue_with_and_without_acks(bench):
     """One of its consumers wants leases, so all messages have them, and a consumer without acks keeps none."""
     consumer = Consumer(bench, [])
     bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
@@ -260,14 +253,14 @@ def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("rivals", [1, 3])
-def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench: Bench, rivals: int) -> None:
+def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench, rivals):
     first = Consumer(bench, ["q"])
     combiner = first.transport.fetcher._claiming.combiner
     combiner.join(first.transport.store.session(), ["q"], 4, [])
     own = [f"own-{number}" for number in range(rivals)]
     consumers = [Consumer(bench, ["q", each], prefetch=1, single=[each], contested=True) for each in own]
     bench.put(*[b""] * 4)
-    served: Counter[str] = Counter()
+    served = Counter()
     began_s = bench.clock.monotonic()
     while not served["q"]:
         for consumer, queue in zip(consumers, own, strict=True):

@@ -1,12 +1,10 @@
 """Consumers end with their queue, as in RabbitMQ, in whatever process it was deleted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from amqp.exceptions import ConsumerCancelled
-from kombu import Connection, Exchange, Queue
+from kombu import Exchange, Queue
 from kombu.mixins import ConsumerMixin
 
 #: Makes a client, and so a session, of its own in this process.
@@ -14,17 +12,17 @@ ANOTHER_PROCESS = {"ack_delay_ms": 2.5}
 
 
 @pytest.fixture
-def channel(connection: Connection) -> Any:
+def channel(connection):
     Queue("q")(connection.default_channel).declare()
     return connection.default_channel
 
 
-def delete(connect: Any, queue: str = "q") -> None:
+def delete(connect, queue="q"):
     connect(**ANOTHER_PROCESS).default_channel.queue_delete(queue)
 
 
-def test_who_wants_to_know_is_told_once(connection: Connection, channel: Any, connect: Any) -> None:
-    cancelled: list[str] = []
+def test_who_wants_to_know_is_told_once(connection, channel, connect):
+    cancelled = []
     Queue("other")(channel).declare()
     Queue("q", channel=channel).consume("one", print, on_cancel=cancelled.append)
     Queue("q", channel=channel).consume("two", print, on_cancel=cancelled.append)
@@ -43,7 +41,7 @@ def test_who_wants_to_know_is_told_once(connection: Connection, channel: Any, co
     assert cancelled[2].payload == "x"
 
 
-def test_others_get_the_error_that_rabbitmq_s_client_raises(connection: Connection, channel: Any, connect: Any) -> None:
+def test_others_get_the_error_that_rabbitmq_s_client_raises(connection, channel, connect):
     Queue("q", channel=channel).consume("one", print)
     delete(connect)
     with pytest.raises(ConsumerCancelled, match="the queue 'q' of consumer 'one' was deleted") as caught:
@@ -51,8 +49,8 @@ def test_others_get_the_error_that_rabbitmq_s_client_raises(connection: Connecti
     assert isinstance(caught.value, connection.recoverable_connection_errors)
 
 
-def test_what_it_has_not_settled_stays_with_it(connection: Connection, channel: Any, connect: Any) -> None:
-    held: list[Any] = []
+def test_what_it_has_not_settled_stays_with_it(connection, channel, connect):
+    held = []
     Queue("q", channel=channel).consume("one", held.append, on_cancel=held.append)
     connection.Producer(auto_declare=False).publish("x", routing_key="q")
     connection.drain_events(timeout=60)
@@ -64,26 +62,26 @@ def test_what_it_has_not_settled_stays_with_it(connection: Connection, channel: 
     assert channel.engine.inspect.counts("q").ready == 0
 
 
-def test_a_program_that_connects_again_gets_what_its_bindings_bring(connection: Connection, connect: Any) -> None:
+def test_a_program_that_connects_again_gets_what_its_bindings_bring(connection, connect):
     """They had gone with the queue."""
     queue = Queue("q", Exchange("shop", "topic"), "parcel.#")
-    bodies: list[Any] = []
+    bodies = []
 
     class Listener(ConsumerMixin):
-        def __init__(self) -> None:
+        def __init__(self):
             self.connection = connection
 
-        def get_consumers(self, consumer: Any, _channel: Any) -> list[Any]:
+        def get_consumers(self, consumer, _channel):
             return [consumer([queue], on_message=self.on_message)]
 
-        def on_consume_ready(self, *_: Any, **__: Any) -> None:
+        def on_consume_ready(self, *_, **__):
             if not bodies:
                 bodies.append("ready")
                 delete(connect)
             else:
                 connect(**ANOTHER_PROCESS).Producer(auto_declare=False).publish("x", "parcel.sent", exchange="shop")
 
-        def on_message(self, message: Any) -> None:
+        def on_message(self, message):
             bodies.append(message.payload)
             message.ack()
             self.should_stop = True
@@ -92,10 +90,8 @@ def test_a_program_that_connects_again_gets_what_its_bindings_bring(connection: 
     assert bodies == ["ready", "x"]
 
 
-def test_one_that_was_cancelled_meanwhile_is_not_told(
-    connection: Connection, channel: Any, connect: Any, until: Any
-) -> None:
-    cancelled: list[str] = []
+def test_one_that_was_cancelled_meanwhile_is_not_told(connection, channel, connect, until):
+    cancelled = []
     Queue("q", channel=channel).consume("one", print, on_cancel=cancelled.append)
     fetcher = connection.transport.receiver.fetcher
     fetcher.attend_loop(registered=True)
@@ -107,7 +103,7 @@ def test_one_that_was_cancelled_meanwhile_is_not_told(
     assert not fetcher.ended
 
 
-def test_a_session_that_was_lost_ends_no_consumer(connection: Connection, channel: Any, until: Any) -> None:
+def test_a_session_that_was_lost_ends_no_consumer(connection, channel, until):
     """Its rows are gone too; but the process consumes on in another one's name."""
     cancelled, held = list[str](), list[Any]()
     Queue("q", channel=channel).consume("one", held.append, on_cancel=cancelled.append)
@@ -123,13 +119,11 @@ def test_a_session_that_was_lost_ends_no_consumer(connection: Connection, channe
     assert fetcher.session_id != lost
 
 
-def test_a_session_that_was_lost_ends_consumers_whose_queue_was_deleted_meanwhile(
-    connection: Connection, channel: Any, connect: Any
-) -> None:
+def test_a_session_that_was_lost_ends_consumers_whose_queue_was_deleted_meanwhile(connection, channel, connect):
     """Not those of a queue that a message had made: that can be consumed although it is not declared."""
-    cancelled: list[str] = []
+    cancelled = []
     connection.Producer(auto_declare=False).publish("x", routing_key="made")
-    held: list[Any] = []
+    held = []
     for queue, tag in (("q", "one"), ("made", "two")):
         channel.basic_consume(queue, False, held.append, tag, on_cancel=cancelled.append)
     connection.drain_events(timeout=60)

@@ -1,11 +1,6 @@
 """The one active consumer of a queue whose connection ends while a claim is made for it (``single.py``)."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
-from types import FrameType
-from typing import Any
 
 import pytest
 from kit.conformance.consumer import Consumer
@@ -26,7 +21,7 @@ ENDS = ["collect", "close"]
 
 
 @pytest.fixture
-def broker(any_store: str) -> Iterator[Broker]:
+def broker(any_store):
     """Of the same process, and so of the same session."""
     with Broker.open(any_store) as broker:
         jobs = broker.declare("q", arguments={"x-single-active-consumer": True})
@@ -36,26 +31,26 @@ def broker(any_store: str) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def connection(any_store: str, broker: Broker) -> Connection:
+def connection(any_store, broker):
     connection = Connection(any_store)
     connection.default_channel.basic_qos(0, 1)
     connection.default_channel.basic_consume("q", no_ack=False, callback=print)
     return connection
 
 
-def end(connection: Connection, how: str) -> None:
+def end(connection, how):
     """As another thread does; and have the duties done."""
     client = connection.transport.store
     getattr(connection, how)()
     client._run_deferred()
 
 
-def drain(connection: Connection) -> None:
+def drain(connection):
     with pytest.raises((OSError, *connection.connection_errors)):
         connection.drain_events(timeout=DEADLINE_S)
 
 
-def take(broker: Broker, number: int = 1) -> list[bytes]:
+def take(broker, number=1):
     taken = []
     for _ in range(number):
         job = broker.queue("q").take(timeout=DEADLINE_S)
@@ -65,12 +60,10 @@ def take(broker: Broker, number: int = 1) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_claim_that_begins_behind_the_end_gets_nothing(
-    broker: Broker, connection: Connection, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_claim_that_begins_behind_the_end_gets_nothing(broker, connection, monkeypatch, how):
     claim, claimed = ClientSession.claim, threading.Event()
 
-    def end_and_claim(*arguments: Any, **named: Any) -> Any:
+    def end_and_claim(*arguments, **named):
         monkeypatch.undo()
         try:
             end(connection, how)
@@ -85,13 +78,11 @@ def test_a_claim_that_begins_behind_the_end_gets_nothing(
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_what_a_claim_has_leased_goes_back_before_another_begins(
-    broker: Broker, connection: Connection, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_what_a_claim_has_leased_goes_back_before_another_begins(broker, connection, monkeypatch, how):
     claim, lease, claimed = ClientSession.claim, Messages.claim, threading.Event()
     client, taken = connection.transport.store, list[bytes]()
 
-    def lease_and_end(*arguments: Any, **named: Any) -> Any:
+    def lease_and_end(*arguments, **named):
         found = lease(*arguments, **named)
         monkeypatch.setattr(Messages, "claim", lease)
         with monkeypatch.context() as patch:
@@ -99,7 +90,7 @@ def test_what_a_claim_has_leased_goes_back_before_another_begins(
             getattr(connection, how)()
         return found
 
-    def claim_and_look(*arguments: Any, **named: Any) -> Any:
+    def claim_and_look(*arguments, **named):
         monkeypatch.setattr(ClientSession, "claim", claim)
         try:
             return claim(*arguments, **named)
@@ -116,22 +107,22 @@ def test_what_a_claim_has_leased_goes_back_before_another_begins(
 
 
 def test_what_a_claim_brings_while_its_last_consumer_leaves_goes_back_before_another_begins(
-    broker: Broker, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker, connection, monkeypatch
+):
     """The store is slow, so the channel does not wait for the turn. It has removed its consumer once by then."""
     claim, lease, remove = ClientSession.claim, Messages.claim, Client.remove_consumer
     leaves, concluded, left = threading.Event(), threading.Event(), threading.Event()
     channel, taken = connection.default_channel, list[bytes]()
     closing = threading.Thread(target=channel.close)
 
-    def lease_and_close(*arguments: Any, **named: Any) -> Any:
+    def lease_and_close(*arguments, **named):
         monkeypatch.setattr(Messages, "claim", lease)
         found = lease(*arguments, **named)
         closing.start()
         assert leaves.wait(DEADLINE_S)
         return found
 
-    def claim_and_look(*arguments: Any, **named: Any) -> Any:
+    def claim_and_look(*arguments, **named):
         monkeypatch.setattr(ClientSession, "claim", claim)
         try:
             return claim(*arguments, **named)
@@ -140,7 +131,7 @@ def test_what_a_claim_brings_while_its_last_consumer_leaves_goes_back_before_ano
             assert left.wait(DEADLINE_S)
             taken.extend(take(broker))
 
-    def remove_then(*arguments: Any) -> None:
+    def remove_then(*arguments):
         leaves.set()
         assert concluded.wait(DEADLINE_S)
         remove(*arguments)
@@ -157,7 +148,7 @@ def test_what_a_claim_brings_while_its_last_consumer_leaves_goes_back_before_ano
     assert taken + take(broker, 2) == [b"0", b"1", b"2"]
 
 
-def test_a_claim_whose_consumers_end_at_any_moment_fails_no_turn() -> None:
+def test_a_claim_whose_consumers_end_at_any_moment_fails_no_turn():
     """Another thread, which waits for nothing, takes away what the claim has found."""
     moment = left = 0
     while left <= 0:
@@ -169,7 +160,7 @@ def test_a_claim_whose_consumers_end_at_any_moment_fails_no_turn() -> None:
         bench.put(*[b""] * 2)
         consumer = Consumer(bench, ["p", "q"], single=["p", "q"])
 
-        def end(frame: FrameType, consumer: Consumer = consumer) -> bool:
+        def end(frame, consumer=consumer):
             nonlocal left
             if frame.f_code is Fetcher._claim.__code__:
                 left -= 1

@@ -3,10 +3,7 @@
 Signal handlers raise in the main thread, which carries cancels out; with gevent every thread is a greenlet of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from kit.conformance.consumer import OPTIONS, Consumer
@@ -19,7 +16,6 @@ from kombu_fdb.process import client_session, combiner_client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.transport.consuming import dispatch, fetcher
-from kombu_fdb.transport.consuming.dispatch import Arrival
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 TURNS = frozenset(str(each.__file__) for each in (dispatch, fetcher))
@@ -30,11 +26,11 @@ MESSAGES = 6
 Scene = tuple[Consumer, Callable[[], object]]
 
 
-def put(bench: Bench) -> None:
+def put(bench):
     bench.put(*(b"%d" % number for number in range(MESSAGES)))
 
 
-def joined(bench: Bench, consumer: Consumer) -> Consumer:
+def joined(bench, consumer):
     """A rival who stands first in the wait queue for which the consumer waits."""
     first = Consumer(bench, ["q"], contested=True)
     combiner = first.transport.fetcher._claiming.combiner
@@ -44,13 +40,13 @@ def joined(bench: Bench, consumer: Consumer) -> Consumer:
     return first
 
 
-def alone(bench: Bench) -> Scene:
+def alone(bench):
     consumer = Consumer(bench, ["q"])
     put(bench)
     return consumer, consumer.turn
 
 
-def with_acks(bench: Bench) -> Scene:
+def with_acks(bench):
     """Its claim takes the acks of the one before along."""
     consumer = Consumer(bench, ["q"], prefetch=3)
     put(bench)
@@ -59,7 +55,7 @@ def with_acks(bench: Bench) -> Scene:
     return consumer, consumer.turn
 
 
-def first_of_a_wait_queue(bench: Bench) -> Scene:
+def first_of_a_wait_queue(bench):
     consumer = Consumer(bench, ["q"], contested=True)
     for _ in range(2):
         consumer.turn()
@@ -67,7 +63,7 @@ def first_of_a_wait_queue(bench: Bench) -> Scene:
     return consumer, consumer.turn
 
 
-def granted(bench: Bench) -> Scene:
+def granted(bench):
     consumer = Consumer(bench, ["q"], contested=True)
     first = joined(bench, consumer)
     put(bench)
@@ -77,7 +73,7 @@ def granted(bench: Bench) -> Scene:
     return consumer, consumer.turn
 
 
-def asleep_when_granted(bench: Bench) -> Scene:
+def asleep_when_granted(bench):
     consumer, _ = granted(bench)
     fetcher = consumer.transport.fetcher
     fetcher.attend_loop(registered=False)
@@ -85,14 +81,14 @@ def asleep_when_granted(bench: Bench) -> Scene:
     return consumer, consumer.turn
 
 
-def left_lying(bench: Bench) -> Scene:
+def left_lying(bench):
     consumer, _ = alone(bench)
     consumer.turn()
     bench.clock.advance(OPTIONS.undrained_timeout + 1)
     return consumer, consumer.turn
 
 
-def cancelled(bench: Bench) -> Scene:
+def cancelled(bench):
     consumer, _ = alone(bench)
     consumer.turn()
     transport = consumer.transport
@@ -101,13 +97,13 @@ def cancelled(bench: Bench) -> Scene:
     return consumer, transport.fetcher.carry_out_cancels
 
 
-def without_room(bench: Bench) -> Scene:
+def without_room(bench):
     consumer, _ = granted(bench)
     consumer.transport.credit.prefetch = 1
     return consumer, consumer.turn
 
 
-def fenced(bench: Bench) -> Scene:
+def fenced(bench):
     """What waits for it belongs to others now; its next turn is another session's."""
     consumer, _ = alone(bench)
     consumer.turn()
@@ -117,16 +113,16 @@ def fenced(bench: Bench) -> Scene:
     return consumer, consumer.turn
 
 
-def settled_in_the_end(bench: Bench, consumer: Consumer) -> list[str]:
+def settled_in_the_end(bench, consumer):
     """Everything that is delivered once it is left alone, the late duties included."""
-    queues: list[str] = []
+    queues = []
     consumer.transport.fetcher.attend_loop(registered=True)
     for _ in range(4 * MESSAGES):  # a slow consumer has one message at a time
         consumer.turn()
         consumer.transport.store.session().watch_claims()
         consumer.transport.store.keep_house()
         with consumer.transport.draining():  # which ends a stall
-            hand: list[Arrival] = []
+            hand = []
             consumer.transport.fetcher.next(hand)
             consumer.transport.fetcher.return_undelivered(hand)
         queues += consumer.settle()
@@ -148,7 +144,7 @@ SCENES = [
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_what_an_interrupted_turn_had_is_not_lost(scene: Callable[[Bench], Scene]) -> None:
+def test_what_an_interrupted_turn_had_is_not_lost(scene):
     where, line = "begin", 0
     while where:
         line += 1
@@ -162,7 +158,7 @@ def test_what_an_interrupted_turn_had_is_not_lost(scene: Callable[[Bench], Scene
     assert line > 10
 
 
-def test_what_was_taken_out_of_the_store_is_not_lost_either() -> None:
+def test_what_was_taken_out_of_the_store_is_not_lost_either():
     """For consumers without acks of a queue that vanishes with them."""
     where, line = "begin", 0
     while where:
@@ -178,7 +174,7 @@ def test_what_was_taken_out_of_the_store_is_not_lost_either() -> None:
 
 
 @pytest.mark.parametrize("scene", [first_of_a_wait_queue, granted, asleep_when_granted, without_room])
-def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene: Callable[[Bench], Scene]) -> None:
+def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene):
     """Even if the turn did not get as far as noting that its wait in the wait queue is over."""
     where, line = "begin", 0
     while where:
@@ -203,14 +199,14 @@ def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene: Calla
     assert line > 10
 
 
-def test_a_consumer_that_a_new_session_registered_without_an_answer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_that_a_new_session_registered_without_an_answer_leaves(monkeypatch):
     bench = Bench(FaultyDatabase())
     consumer, turn = fenced(bench)
     transport = consumer.transport
     queues = transport.store.engine.queues
     add_consumer = queues.add_consumer
 
-    def unanswered(*args: Any, **given: Any) -> None:
+    def unanswered(*args, **given):
         add_consumer(*args, **given)
         raise CommitUnknown(in_flight=False)
 
@@ -225,7 +221,7 @@ def test_a_consumer_that_a_new_session_registered_without_an_answer_leaves(monke
     assert bench.engine.inspect.consumer_count("q") == 0
 
 
-def test_a_registration_that_lands_after_its_consumer_has_left_is_void() -> None:
+def test_a_registration_that_lands_after_its_consumer_has_left_is_void():
     clock, faults = ManualClock(), Faults()
     bench = Bench(FaultyDatabase(clock=clock, faults=faults))
     bench.clock = clock
@@ -241,7 +237,7 @@ def test_a_registration_that_lands_after_its_consumer_has_left_is_void() -> None
     assert bench.engine.inspect.consumer_count("q") == 0
 
 
-def test_consumers_that_leave_while_a_new_session_registers_them_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumers_that_leave_while_a_new_session_registers_them_have_left(monkeypatch):
     """As when their channel closes, and has not waited for the turn that is under way."""
     bench = Bench(FaultyDatabase())
     consumer, turn = fenced(bench)
@@ -250,7 +246,7 @@ def test_consumers_that_leave_while_a_new_session_registers_them_have_left(monke
     queues = transport.store.engine.queues
     add_consumer = queues.add_consumer
 
-    def add(*args: Any, **given: Any) -> None:
+    def add(*args, **given):
         while transport.subscriptions:
             transport.fetcher.leave(transport.subscriptions.pop())
         add_consumer(*args, **given)

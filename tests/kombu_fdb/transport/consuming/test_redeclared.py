@@ -1,13 +1,7 @@
 """``x-single-active-consumer`` is added to a queue, or removed, while the queue has consumers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 from kit.conformance.consumer import Consumer
-from kit.conformance.queue import Bench
 from kit.processes import until
 from kombu import Connection
 
@@ -20,23 +14,23 @@ ANOTHER_PROCESS = {"ack_delay_ms": 2.5}
 class Listener:
     """A consumer of "q" on a channel of its own, which holds one message at a time."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection):
         self.connection = connection
         self.channel = connection.channel()
         self.channel.basic_qos(0, 1, False)
-        self.held: list[Any] = []
+        self.held = []
         self.channel.basic_consume("q", False, self.held.append, "tag")
 
     @property
-    def bodies(self) -> list[int]:
+    def bodies(self):
         drain(self.connection)
         return [int(message.body) for message in self.held]
 
-    def ack(self) -> None:
+    def ack(self):
         self.held[-1].ack()
 
 
-def drain(connection: Connection) -> None:
+def drain(connection):
     """Until nothing comes any more, and nothing is under way."""
     while True:
         try:
@@ -46,21 +40,21 @@ def drain(connection: Connection) -> None:
                 return
 
 
-def declare(connection: Connection, *, single: bool) -> None:
+def declare(connection, *, single):
     arguments = {"x-single-active-consumer": True} if single else {}
     connection.default_channel.queue_declare("q", durable=True, arguments=arguments)
 
 
-def publish(connection: Connection, *bodies: int) -> None:
+def publish(connection, *bodies):
     for body in bodies:
         connection.default_channel.basic_publish(str(body), "", "q")
 
 
 @pytest.fixture
-def connect(any_store: str) -> Iterator[Callable[..., Connection]]:
-    opened: list[Connection] = []
+def connect(any_store):
+    opened = []
 
-    def connect(**options: Any) -> Connection:
+    def connect(**options):
         opened.append(Connection(any_store, transport_options={"poll_interval": 0.2, **options}))
         return opened[-1]
 
@@ -69,7 +63,7 @@ def connect(any_store: str) -> Iterator[Callable[..., Connection]]:
         connection.close()
 
 
-def test_of_two_processes_one_is_served_from_then_on(connect: Callable[..., Connection]) -> None:
+def test_of_two_processes_one_is_served_from_then_on(connect):
     """ONE-ACTIVE."""
     operator = connect(ack_delay_ms=3.5)
     declare(operator, single=False)
@@ -88,7 +82,7 @@ def test_of_two_processes_one_is_served_from_then_on(connect: Callable[..., Conn
     until(lambda: other.bodies == [1, 2])
 
 
-def test_of_two_channels_one_is_served_from_then_on(connect: Callable[..., Connection]) -> None:
+def test_of_two_channels_one_is_served_from_then_on(connect):
     connection = connect()
     declare(connection, single=False)
     listeners = [Listener(connection), Listener(connection)]
@@ -105,9 +99,7 @@ def test_of_two_channels_one_is_served_from_then_on(connect: Callable[..., Conne
     until(lambda: active.bodies[1:] == [2, 3])
 
 
-def test_where_it_is_removed_the_others_are_served_though_the_active_one_is_full(
-    connect: Callable[..., Connection],
-) -> None:
+def test_where_it_is_removed_the_others_are_served_though_the_active_one_is_full(connect):
     connection = connect()
     declare(connection, single=True)
     listeners = [Listener(connection), Listener(connection)]
@@ -118,7 +110,7 @@ def test_where_it_is_removed_the_others_are_served_though_the_active_one_is_full
     until(lambda: listeners[1].bodies == [1])
 
 
-def test_its_line_ends(bench: Bench) -> None:
+def test_its_line_ends(bench):
     """Each claims for itself when it has come to the front, and the wait queue of their other queue goes on."""
     bench.engine.queues.declare(QueueDeclaration("q"))
     consumers = [Consumer(bench, ["q", "r"], contested=True) for _ in range(3)]

@@ -1,33 +1,27 @@
 """A consumer's tag is a name in its channel: two channels of a process may use the same one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from amqp.exceptions import NotAllowed
-from kombu import Connection
 
 TAG = "worker"
 
 
-def consume(connection: Connection, queue: str, received: list[Any]) -> Any:
+def consume(connection, queue, received):
     channel = connection.default_channel
     channel.basic_consume(queue, no_ack=False, callback=received.append, consumer_tag=TAG)
     return channel
 
 
-def publish(channel: Any, *bodies: str) -> None:
+def publish(channel, *bodies):
     for body in bodies:
         channel.basic_publish(body, "", "q")
 
 
-def test_of_two_connections_with_one_tag_one_is_active(connect: Callable[..., Connection], until: Any) -> None:
+def test_of_two_connections_with_one_tag_one_is_active(connect, until):
     first, second = connect(), connect()
     first.default_channel.queue_declare("q", arguments={"x-single-active-consumer": True})
-    served: list[Any] = []
-    standing_by: list[Any] = []
+    served = []
+    standing_by = []
     consume(first, "q", served).basic_qos(prefetch_count=1)
     publish(first.default_channel, "a", "b")
     first.drain_events(timeout=60)
@@ -43,10 +37,10 @@ def test_of_two_connections_with_one_tag_one_is_active(connect: Callable[..., Co
     assert [message.body for message in standing_by] == [b"b"]
 
 
-def test_an_auto_delete_queue_stays_for_the_other_one(connect: Callable[..., Connection]) -> None:
+def test_an_auto_delete_queue_stays_for_the_other_one(connect):
     first, second = connect(), connect()
     first.default_channel.queue_declare("q", auto_delete=True)
-    received: list[Any] = []
+    received = []
     leaving = consume(first, "q", [])
     consume(second, "q", received)
     leaving.basic_cancel(TAG)
@@ -58,7 +52,7 @@ def test_an_auto_delete_queue_stays_for_the_other_one(connect: Callable[..., Con
     assert leaving.engine.inspect.queue("q") is None
 
 
-def test_one_channel_uses_a_tag_once_at_a_time(channel: Any) -> None:
+def test_one_channel_uses_a_tag_once_at_a_time(channel):
     channel.queue_declare("q")
     tag = channel.basic_consume("q", False, print, consumer_tag=TAG)
     with pytest.raises(NotAllowed, match="reuse consumer tag 'worker'"):
