@@ -65,7 +65,7 @@ network: $(TOX) ## seeded runs among machines in a box, as root: make network AR
 mutate: $(TOX) ## changes of kombu_fdb/engine that no test notices: make mutate ARGS="'kombu_fdb.engine.upkeep.release.*'"
 	$(TOX) run -q -e mutate -- $(ARGS)
 
-bench-contention: $(TOX) ## rival consumers on a real FoundationDB
+bench-contention: $(TOX) ## competing consumers on a real FoundationDB
 	$(TOX) run -q -e bench-contention -- $(ARGS)
 
 bench-tenants: $(TOX) ## one noisy tenant among a hundred, with 8 Celery workers on a real FoundationDB

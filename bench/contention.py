@@ -1,7 +1,7 @@
 """Competing consumers on a real FoundationDB: ``make bench-contention``.
 
 Throughput: consumers are threads of 4 processes. Each has a session, claims windows of 10 from one queue that never
-runs empty, alone or in a wait queue with its rivals as every consumer does (``kombu_fdb/process/combiner_client.py``),
+runs empty, alone or in a wait queue with others as every consumer does (``kombu_fdb/process/combiner_client.py``),
 and acknowledges them with its next claim. Shown are the medians of some rounds: messages per second, lost races per
 claim, the processor time that a message costs its client, and how the throughput compares with that of fewer consumers.
 
@@ -77,7 +77,7 @@ class NoThreads:
         """There is no thread."""
 
 
-class Rival:
+class Competitor:
     """One consumer."""
 
     def __init__(self, engine: Engine) -> None:
@@ -153,11 +153,13 @@ def fill(engine: Engine, keys: int, messages: int) -> None:
 def consume(cluster_file: str, namespace: str, consumers: int, seconds: float, ready: Any, results: Any) -> None:
     """One process. They begin when the last of them is ``ready``."""
     tallies: list[Tally] = []
-    rivals = [Rival(open_engine(cluster_file, namespace)) for _ in range(consumers)]
+    competitors = [Competitor(open_engine(cluster_file, namespace)) for _ in range(consumers)]
     ready.wait()
     began_s = time.monotonic() + BEGINNING_S + LEARNING_S
-    _run_threads([lambda rival=rival: rival.run(tallies, began_s, seconds) for rival in rivals])
-    results.put(total([*tallies, Tally(cpu_s=time.process_time() - min(each.began_cpu_s for each in rivals))]))
+    _run_threads(
+        [lambda competitor=competitor: competitor.run(tallies, began_s, seconds) for competitor in competitors]
+    )
+    results.put(total([*tallies, Tally(cpu_s=time.process_time() - min(each.began_cpu_s for each in competitors))]))
 
 
 def _run_threads(targets: Sequence[Callable[[], object]]) -> None:

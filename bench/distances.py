@@ -51,14 +51,14 @@ KEYED = {"1,000 keys": ", 1,000 keys"}
 THREADS = (1, 16)
 #: Where threads, and where workers with tasks of 50 ms, are compared.
 THREADS_MS, NAPS_MS = 2.0, (0.0, 5.0)
-RIVALS, RIVALS_S = (1, 8, 50, 200), 8.0
+COMPETITORS, COMPETITORS_S = (1, 8, 50, 200), 8.0
 #: Of the cluster for which the model is asked: its round trips and commits, and its workers.
 CLUSTER_MS, WORKERS = [(0.5, 3.0), (1.0, 5.0), (5.0, 15.0)], (10, 50, 100, 500, 1_000, 5_000)
 #: Of each server: what consumers leave in the logs has to fit.
 DISK_MB = 4096
 MEASUREMENT_S = 300.0
 
-WHAT = ["verbs", "programs", "threads", "naps", "rivals"]
+WHAT = ["verbs", "programs", "threads", "naps", "competitors"]
 Figures = dict[str, dict[float, list[float]]]
 
 
@@ -72,7 +72,7 @@ class Bench:
         self.counted: dict[str, float] = {}
         self.figures: Figures = defaultdict(lambda: defaultdict(list))
         #: By keys, number of consumers, and distance.
-        self.rivals: dict[tuple[str, int, float], list[Tally]] = defaultdict(list)
+        self.competitors: dict[tuple[str, int, float], list[Tally]] = defaultdict(list)
         #: Seconds of a round trip, by distance: the switch between client and servers takes some, too.
         self.trips: dict[float, list[float]] = defaultdict(list)
 
@@ -105,13 +105,13 @@ class Bench:
         measured = self._run("workloads.py", "naps", count=self._many(400))
         self.figures["naps"][distance].append(measured["rate"])
 
-    def measure_rivals(self, distance: float) -> None:
+    def measure_competitors(self, distance: float) -> None:
         self.trips[distance].append(self._run("verbs.py", "trip", count=self._many(100))["seconds"])
         for keys in READS:
-            for number in RIVALS:
-                asked = ["--keys", keys, "--consumers", str(number), "--seconds", str(RIVALS_S)]
+            for number in COMPETITORS:
+                asked = ["--keys", keys, "--consumers", str(number), "--seconds", str(COMPETITORS_S)]
                 told = self._python("contention.py", "--cluster", self._box.cluster_file, *asked)
-                self.rivals[keys, number, distance].append(Tally(**told))
+                self.competitors[keys, number, distance].append(Tally(**told))
 
     def _many(self, count: int) -> int:
         return max(20, int(count * self._scale))
@@ -166,7 +166,9 @@ def programs(bench: Bench, distances: Sequence[float]) -> Table:
     return shown
 
 
-def rivals(points: Mapping[tuple[str, int, float], Sequence[Tally]], trips: Mapping[float, Sequence[float]]) -> Table:
+def competitors(
+    points: Mapping[tuple[str, int, float], Sequence[Tally]], trips: Mapping[float, Sequence[float]]
+) -> Table:
     """What was measured, and the model over it, which is fed with the first distance."""
     distances = list(trips)
     further = {distance: min(trips[distance]) - min(trips[distances[0]]) for distance in distances[1:]}
@@ -176,11 +178,11 @@ def rivals(points: Mapping[tuple[str, int, float], Sequence[Tally]], trips: Mapp
         shown.add_column(title, justify="right")
     for keys, number in dict.fromkeys(each[:2] for each in points):
         first, *others = (median(points[keys, number, distance]) for distance in distances)
-        here, messages = first.messages / RIVALS_S, WINDOW * first.claims / max(1, first.services or first.claims)
+        here, messages = first.messages / COMPETITORS_S, WINDOW * first.claims / max(1, first.services or first.claims)
         cells = [f"{here:,.0f}"]
         for trip, found in zip(further.values(), others, strict=True):
             there = at_distance(here, messages, keys, number, trip)
-            cells.append(f"{found.messages / RIVALS_S:,.0f} ({there * RIVALS_S / found.messages:.2f})")
+            cells.append(f"{found.messages / COMPETITORS_S:,.0f} ({there * COMPETITORS_S / found.messages:.2f})")
         shown.add_row(keys, str(number), *cells)
     return shown
 
@@ -191,7 +193,7 @@ def curves(points: Mapping[tuple[str, int, float], Sequence[Tally]], distance: f
     for title in ("keys", "round trip, commit", *(f"{number:,} workers" for number in WORKERS)):
         shown.add_column(title, justify="right")
     for keys in READS:
-        alone, many = (median(points[keys, number, distance]) for number in (RIVALS[0], RIVALS[2]))
+        alone, many = (median(points[keys, number, distance]) for number in (COMPETITORS[0], COMPETITORS[2]))
         serving = alone.cpu_s / alone.messages / 2  # the other half is its acks
         own = max(0.0, many.cpu_s / many.messages - serving)
         for round_trip, commit in CLUSTER_MS:
@@ -230,9 +232,9 @@ def main() -> None:
         console.print(verbs(bench, distances))
     if bench.figures:
         console.print(programs(bench, sorted({each for name in wanted for each in where[name]})))
-    if bench.rivals:
-        console.print(rivals(bench.rivals, bench.trips))
-        console.print(curves(bench.rivals, distances[0]))
+    if bench.competitors:
+        console.print(competitors(bench.competitors, bench.trips))
+        console.print(curves(bench.competitors, distances[0]))
 
 
 if __name__ == "__main__":

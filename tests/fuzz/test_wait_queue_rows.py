@@ -1,11 +1,11 @@
-"""One row of a wait queue of rivals is damaged, in its key or its value: those who wait go on, and get what comes.
+"""One row of a wait queue of competitors is damaged, in its key or its value: those who wait go on, and get what comes.
 
 The oracle. Looks, services, depositions, recoveries and the end of a session raise nothing but ``SessionLost``, and
 a consumer that stands in the wait queue, and evicts a first one that does not serve, is served.
 """
 
 from kit.conformance.queue import Bench
-from kit.conformance.wait_queues import Rival
+from kit.conformance.wait_queues import Competitor
 from kit.faults import FaultyDatabase
 from store_rows import damage, telling
 
@@ -18,13 +18,13 @@ MOST_TURNS = 40
 
 def test_a_damaged_row_of_a_wait_queue_stops_no_consumer(fuzz):
     def target(rng):
-        bench, rivals = filled()
+        bench, competitors = filled()
         row = rng.choice(rows_of(bench))
         damaged = damage(rng, bench, row)
         with telling(row, damaged):
             bench.put(b"new")
-            wait(rivals[-1])
-            end_all(bench, rivals)
+            wait(competitors[-1])
+            end_all(bench, competitors)
 
     fuzz(target)
 
@@ -32,10 +32,10 @@ def test_a_damaged_row_of_a_wait_queue_stops_no_consumer(fuzz):
 def filled():
     """A wait queue that has been served once."""
     bench = Bench(FaultyDatabase())
-    rivals = [Rival(bench) for _ in range(4)]
+    competitors = [Competitor(bench) for _ in range(4)]
     bench.put(b"a", b"b")
-    rivals[0].serve()
-    return bench, rivals
+    competitors[0].serve()
+    return bench, competitors
 
 
 def rows_of(bench):
@@ -44,21 +44,21 @@ def rows_of(bench):
     return [row for rows in bench.engine.transactions.read(lambda work: work.tr.get_ranges(wholes)) for row in rows]
 
 
-def wait(rival):
+def wait(competitor):
     """Until it was served."""
     for _ in range(MOST_TURNS):
-        sight = rival.look()
-        if sight.stands == GRANTED or (sight.is_first and rival.serve(sight).deliveries):
+        sight = competitor.look()
+        if sight.stands == GRANTED or (sight.is_first and competitor.serve(sight).deliveries):
             return
         if sight.stands == ENDED:
-            rival.join()
+            competitor.join()
         elif not sight.is_first:
-            rival.engine.messages.evict(rival.demand, sight.first)
+            competitor.engine.messages.evict(competitor.demand, sight.first)
     raise AssertionError("no consumer serves it")
 
 
-def end_all(bench, rivals):
-    for each in rivals:
+def end_all(bench, competitors):
+    for each in competitors:
         each.collect()
         each.engine.messages.leave(each.demand)
         each.engine.sessions.recover(each.session, each.demand.first)

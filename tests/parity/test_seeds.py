@@ -225,17 +225,17 @@ def test_conflict_free_enqueue(key):
     counted = CountingDatabase(memory)
     bench = Bench(counted)
     bench.put(b"first", key=key)
-    rival = bench.another()
+    other = bench.another()
     counted.reset()
 
-    def rival_commits_first():
+    def other_commits_first():
         memory.before_commit = None
-        rival.publisher.publish([Publication("", "q", b"rival", key=key)])
+        other.publisher.publish([Publication("", "q", b"other", key=key)])
 
-    memory.before_commit = rival_commits_first
+    memory.before_commit = other_commits_first
     bench.put(b"mine", key=key)
     assert [(cost.conflict_keys, cost.conflict_ranges) for cost in counted.transactions] == [(1, 0), (1, 0)]
-    assert bench.payloads() == [b"first", b"rival", b"mine"], "commit order"
+    assert bench.payloads() == [b"first", b"other", b"mine"], "commit order"
 
 
 def test_high_contention_dequeue(another, threads):

@@ -57,7 +57,7 @@ class Messages(Verbs):
         It leases fewer if they are large: as many as fit into one transaction (``window.py``), but at least one if
         there is any. ``terms.first``: what :meth:`reserve` returned, for a caller that may have to recover this claim
         (``Sessions.recover``). Raises ``SessionLost`` if the session was fenced: the caller opens another one. Raises
-        ``Outrun`` if it gives way to a rival (``terms.gives_way``), or if ``terms.stands`` returns false. Guarantees:
+        ``Outrun`` if it gives way to waiters (``terms.gives_way``), or if ``terms.stands`` returns false. Guarantees:
         ONE-PLACE, ONE-OWNER; strict order.
         """
         return self._windows.run(

@@ -92,14 +92,14 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     """
     lease_keys, lease_ranges = settle.lease_rows(work, acks)
     keys = state_keys(work, queues)
-    rivals = [wait_queue.first_range(work, wait_queue.name(queues))] if window.gives_way else []
+    waiters = [wait_queue.first_range(work, wait_queue.name(queues))] if window.gives_way else []
     known = _known_fair(queues, window)
-    ranges = [*lease_ranges, *rivals, *_head_ranges(work, queues, known, window, window.limit)]
+    ranges = [*lease_ranges, *waiters, *_head_ranges(work, queues, known, window, window.limit)]
     values, rows = session.require(work, window.session, and_read=[*lease_keys, *keys], ranges=ranges)
     held, rows = settle.in_runs(lease_keys, values, rows[: len(lease_ranges)]), rows[len(lease_ranges) :]
-    states = _states_of(queues, values[len(lease_keys) :], rows[len(rivals) :], known, window)
+    states = _states_of(queues, values[len(lease_keys) :], rows[len(waiters) :], known, window)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
-    if any(rows[: len(rivals)]) and not single_active(states):  # else a service would serve no consumer
+    if any(rows[: len(waiters)]) and not single_active(states):  # else a service would serve no consumer
         raise Outrun
     if acks:
         settle.ack(work, acks, held)

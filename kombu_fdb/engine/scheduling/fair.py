@@ -292,7 +292,7 @@ NOT_AGEING = (0, 0)
 
 #: The sort key of turns, and turns in that order.
 _Place = tuple[Urgency, Turn]
-_Line = list[_Place]
+_Heap = list[_Place]
 #: Store keys and records of the messages to claim.
 Chosen = list[KeyValue]
 
@@ -551,43 +551,43 @@ class _Scheduler:
 
     def _serve(self, turns: list[Turn], want: int, *, unread: bool) -> None:
         """``unread``: whether the ring may have more turns than ``turns``."""
-        line = self._line_up(turns[:want], want)
-        parts = self._behind(turns, line, want, unread=unread)
-        while line and len(self._chosen) < want:
+        heap = self._ordered(turns[:want], want)
+        parts = self._behind(turns, heap, want, unread=unread)
+        while heap and len(self._chosen) < want:
             served = len(self._chosen)
-            place = heapq.heappop(line)
+            place = heapq.heappop(heap)
             _urgency, turn = place
             if not self._has_room(turn) or self._is_out_of_sight(place):  # it stays in the ring as it is
                 break
             following = self._serve_one(turn, want - served)
             if following is not None:
-                heapq.heappush(line, self._order(following))
+                heapq.heappush(heap, self._order(following))
             if len(self._chosen) == served:
                 # It gave nothing, so turns from beyond the window move up: else others would get their next turns
                 # first.
                 for each in next(parts, []):
-                    heapq.heappush(line, each)
+                    heapq.heappush(heap, each)
 
-    def _line_up(self, turns: list[Turn], want: int) -> _Line:
+    def _ordered(self, turns: list[Turn], want: int) -> _Heap:
         self._load(turns, want)
         return [self._order(turn) for turn in turns]
 
-    def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool) -> Iterator[_Line]:
+    def _behind(self, turns: list[Turn], heap: _Heap, want: int, *, unread: bool) -> Iterator[_Heap]:
         """The turns after the window, in parts, each twice as long: many keys in a row may be blocked."""
         if not unread:
-            return self._parts(turns, line, max(line, default=None), want)
-        return self._read_on(line, want)
+            return self._parts(turns, heap, max(heap, default=None), want)
+        return self._read_on(heap, want)
 
-    def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
-        """Read the turns after the first window. Every unserved turn is in the ring or in the line.
+    def _read_on(self, heap: _Heap, want: int) -> Iterator[_Heap]:
+        """Read the turns after the first window. Every unserved turn is in the ring or in the heap.
 
         With ageing, a turn that comes after the window in the ring may still go first.
         """
         sight = None
         for _ in range(MOST_LOOKS):
-            turns, unread = self._look(ARRIVALS + len(line))
+            turns, unread = self._look(ARRIVALS + len(heap))
             sight = max(map(self._order, turns), default=None) if unread else None
-            yield from self._parts(turns, line, None, want)
+            yield from self._parts(turns, heap, None, want)
             if sight is None or self._chosen:
                 break
         self._sight = sight
@@ -598,17 +598,17 @@ class _Scheduler:
         rings = self._tr.get_ranges(self._rings(most), snapshot=True)
         return self._in_order(rings), any(len(ring) == most for ring in rings)
 
-    def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
-        """The turns that are not in the line and come after ``last``, in parts."""
-        standing = {turn for _urgency, turn in line}
+    def _parts(self, turns: list[Turn], heap: _Heap, last: _Place | None, want: int) -> Iterator[_Heap]:
+        """The turns that are not in the heap and come after ``last``, in parts."""
+        standing = {turn for _urgency, turn in heap}
         behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
         return self._loaded(behind, want)
 
-    def _loaded(self, behind: list[Turn], want: int) -> Iterator[_Line]:
+    def _loaded(self, behind: list[Turn], want: int) -> Iterator[_Heap]:
         """A separate generator, because its input must not change: with ageing, serving a turn changes the order."""
         size = want
         while behind:
-            yield self._line_up(behind[:size], want)
+            yield self._ordered(behind[:size], want)
             behind, size = behind[size:], size * 2
 
     def _is_out_of_sight(self, place: _Place) -> bool:

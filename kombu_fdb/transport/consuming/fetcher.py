@@ -516,8 +516,8 @@ class Fetcher:
         queues = dispatch.queues
         left_alone = others = set()
         wait_queue_again_s = None
-        rivals = claiming.may_compete
-        if rivals:
+        competes = claiming.may_compete
+        if competes:
             first_for = claiming.stand(session, now)
             if dispatch.arriving:
                 return self._hand_over()
@@ -535,7 +535,9 @@ class Fetcher:
         if plan.queues:
             claiming.restrict(plan)
             rest_s = self._hand_over() if dispatch.arriving else self._claim(session, plan)
-            if rest_s == 0 and plan.uses_all and not (rivals or self.client.acks):  # a claim takes only some acks along
+            if (
+                rest_s == 0 and plan.uses_all and not (competes or self.client.acks)
+            ):  # a claim takes only some acks along
                 return max(min(self._next_look - now, self.client.options.undrained_timeout), 0.0005)
             return rest_s
         self._fruitless = 0

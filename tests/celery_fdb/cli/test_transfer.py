@@ -390,12 +390,12 @@ def test_two_imports_at_once_share_the_work(another, url, broker, source, source
     monkeypatch.setattr(module, "MOST_RESTORED", (5, 1_000_000))
     source.queue("jobs").put_many([str(number) for number in range(40)])
     module.export_to(tmp_path / "f", broker_source(source), lambda _: None)
-    rival = another()
+    other = another()
     restore = Transfer.restore
 
     def beside(self, import_id, messages):
-        rival._engine.transfer.__class__.restore = restore
-        restore(rival._engine.transfer, import_id, messages)
+        other._engine.transfer.__class__.restore = restore
+        restore(other._engine.transfer, import_id, messages)
         Transfer.restore = beside
         return restore(self, import_id, messages)
 

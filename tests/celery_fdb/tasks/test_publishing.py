@@ -221,7 +221,7 @@ class TestEnqueue:
             count = int(tr[b"rows/n"].value or b"0")
             runs.append(count)
             if len(runs) == 1:
-                db[b"rows/n"] = b"5"  # a rival
+                db[b"rows/n"] = b"5"  # another writer
             tr[b"rows/n"] = str(count + 1).encode()
             enqueue(tr, add, (count,))
 

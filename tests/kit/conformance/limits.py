@@ -268,7 +268,7 @@ class LimitsConformance(OnBench):
         assert bench.payloads(1) == [b"c0"]
         assert bench.payloads() == [b"a0", b"a1", b"b0"]
 
-    def test_rivals_and_ageing_take_each_message_once(self, bench: Bench) -> None:
+    def test_competitors_and_ageing_take_each_message_once(self, bench: Bench) -> None:
         declare(bench, fair_ageing=1000)
         for number in range(40):
             bench.put(b"%d" % number, priority=number % 10, key="" if number % 3 else f"k{number % 4}")

@@ -97,7 +97,7 @@ class Profile:
     #: What fails at a commit, with weights.
     at_commit: Mapping[Fault, int] = field(default_factory=lambda: AT_COMMIT)
     #: What others do in a step, if not the same as at other times.
-    rivals: Mapping[str, int] | None = None
+    others: Mapping[str, int] | None = None
     #: How many messages a publish has.
     batches: Sequence[int] = (1, 1, 1, 3)
     #: Of messages: how many are delayed, expire, are large, are urgent.
@@ -117,7 +117,7 @@ class Profile:
     rates: Sequence[tuple[float, int]] = ()
     #: Whether messages come through the transport, not from the engine straight.
     connected: bool = False
-    #: Whether they know from the beginning that they have rivals.
+    #: Whether they know from the beginning that others compete.
     contested: bool = False
     #: Transactions that a duty has in its turn; 0: as many as in a real process.
     turn: int = 0
@@ -152,10 +152,10 @@ def _step(
     at = 0
     slot = rng.choice(slots)
     if depth < 2 and rng.random() < profile.meanwhile / (1 + depth):
-        rivals = weights if profile.rivals is None else profile.rivals
+        others = weights if profile.others is None else profile.others
         count, at = rng.choice([1, 1, 2, 4]), rng.choice([0, 0, 0, 1, 2])
         near = [*slots, slot]  # other threads of the same process as often as others
-        meanwhile = tuple(_step(rng, profile, f"{number}.{n}", rivals, depth + 1, near) for n in range(count))
+        meanwhile = tuple(_step(rng, profile, f"{number}.{n}", others, depth + 1, near) for n in range(count))
     (action,) = rng.choices([*weights], [*weights.values()])
     # A chance of nothing is not asked: seeds of profiles without it stay what they are.
     stopped = rng.choice(["before", "after", "after"]) if profile.stopped and rng.random() < profile.stopped else ""

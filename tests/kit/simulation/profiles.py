@@ -30,7 +30,7 @@ PROFILES: Mapping[str, Profile] = {
     "claims": Profile(
         {"publish": 12, "claim": 16, "ack": 8, "release": 4, "purge": 5, "delete": 3, "pass": 2, "wait": 3},
         {"plain": {}},
-        rivals={"claim": 8, "ack": 2, "delete": 2, "purge": 1, "publish": 1},
+        others={"claim": 8, "ack": 2, "delete": 2, "purge": 1, "publish": 1},
         meanwhile=0.6,
         delayed=0.0,
         no_ack=0.2,
@@ -39,7 +39,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 12, "claim": 18, "ack": 8, "reject": 2, "release": 4, "duties": 8, "beat": 4, "pass": 4, "tick": 30}
         | {"die": 2, "freeze": 5, "cut": 2, "close": 3, "calm": 1},
         {"plain": {}},
-        rivals={"duties": 4, "ack": 6, "wake": 10, "close": 8, "claim": 4, "sweep": 8},
+        others={"duties": 4, "ack": 6, "wake": 10, "close": 8, "claim": 4, "sweep": 8},
         meanwhile=0.8,
         kill=0.06,
         delayed=0.0,
@@ -63,7 +63,7 @@ PROFILES: Mapping[str, Profile] = {
             "close": 1,
         },
         {"plain": {}, "fair": {}},
-        rivals={"claim": 4, "pass": 2, "insist": 2, "sweep": 1},
+        others={"claim": 4, "pass": 2, "insist": 2, "sweep": 1},
         trouble=0.4,
         at_commit={Fault.COMMIT_LATE: 6, Fault.INTERRUPTED: 2, Fault.ANSWER_LOST_APPLIED: 2, Fault.CONFLICT: 1},
         delayed=0.0,
@@ -72,7 +72,7 @@ PROFILES: Mapping[str, Profile] = {
     "delays": Profile(
         {"publish": 12, "claim": 8, "ack": 4, "release": 6, "promote": 10, "duties": 6, "pass": 14, "jump": 3}
         | {"die": 1, "start": 1},
-        rivals={"promote": 6, "publish": 4, "pass": 2, "jump": 1, "claim": 2, "purge": 1},
+        others={"promote": 6, "publish": 4, "pass": 2, "jump": 1, "claim": 2, "purge": 1},
         meanwhile=0.6,
         delayed=0.7,
     ),
@@ -80,7 +80,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 14, "claim": 14, "ack": 6, "release": 6, "pass": 2, "reject": 1, "purge": 1, "delete": 2},
         {"fair": {}},
         keys=("", "k", "t/1", "t/2"),
-        rivals={"claim": 8, "release": 5, "publish": 3, "ack": 2, "purge": 1},
+        others={"claim": 8, "release": 5, "publish": 3, "ack": 2, "purge": 1},
         meanwhile=0.8,
         delayed=0.0,
         urgent=0.3,
@@ -89,7 +89,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 14, "claim": 20, "ack": 10, "release": 4, "limit": 5, "pause": 1, "pass": 2, "duties": 2, "die": 1},
         {"fair": {}},
         keys=("", "k"),
-        rivals={"claim": 10, "ack": 6, "limit": 2, "release": 2, "publish": 6},
+        others={"claim": 10, "ack": 6, "limit": 2, "release": 2, "publish": 6},
         meanwhile=0.8,
         delayed=0.0,
         urgent=0.5,
@@ -98,7 +98,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 20, "claim": 24, "ack": 12, "limit": 8},
         {"fair": {}},
         keys=("k",),
-        rivals={"publish": 6, "claim": 10, "ack": 2},
+        others={"publish": 6, "claim": 10, "ack": 2},
         meanwhile=0.9,
         trouble=0.0,
         kill=0.0,
@@ -110,7 +110,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 16, "claim": 20, "ack": 6, "limit": 2, "pause": 6, "release": 2},
         {"plain": {}, "fair": {}},
         keys=("", "k"),
-        rivals={"limit": 3, "pause": 5, "claim": 1},
+        others={"limit": 3, "pause": 5, "claim": 1},
         steps=60,
         meanwhile=0.7,
         delayed=0.0,
@@ -119,7 +119,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 30, "claim": 16, "ack": 10, "release": 1},
         {"fair": {}},
         keys=("", "k", "l", "m", "n"),
-        rivals={"publish": 8, "release": 1, "claim": 4},
+        others={"publish": 8, "release": 1, "claim": 4},
         trouble=0.0,
         delayed=0.0,
         expiring=0.0,
@@ -153,21 +153,21 @@ PROFILES: Mapping[str, Profile] = {
     "vanishing": Profile(
         {"publish": 10, "claim": 8, "ack": 6, "consume": 4, "leave": 8, "tick": 40, "die": 1, "drop": 2} | {"calm": 1},
         {"brief": {"x-expires": 8_000}, "plain": {}, "fair-brief": {"x-expires": 12_000}},
-        rivals={"consume": 8, "publish": 6, "duties": 2, "leave": 1},
+        others={"consume": 8, "publish": 6, "duties": 2, "leave": 1},
         meanwhile=0.7,
         delayed=0.2,
     ),
     "tasks": Profile(
         {"publish": 14, "claim": 10, "ack": 5, "release": 6, "reject": 5, "cancel": 10, "promote": 3, "duties": 4}
         | {"pass": 4, "move": 4, "walk": 2, "purge": 1, "die": 1},
-        rivals={"cancel": 5, "promote": 3, "release": 4, "move": 4, "claim": 4, "publish": 2, "walk": 1},
+        others={"cancel": 5, "promote": 3, "release": 4, "move": 4, "claim": 4, "publish": 2, "walk": 1},
         meanwhile=0.7,
         delayed=0.4,
     ),
     "repeats": Profile(
         {"repeat": 40, "tidy": 14, "pass": 20, "claim": 6, "ack": 4, "purge": 2},
         {"plain": {}},
-        rivals={"repeat": 10, "tidy": 2, "pass": 2},
+        others={"repeat": 10, "tidy": 2, "pass": 2},
         meanwhile=0.7,
         trouble=0.3,
         delayed=0.2,
@@ -176,7 +176,7 @@ PROFILES: Mapping[str, Profile] = {
     "letters": Profile(
         {"publish": 12, "claim": 14, "reject": 16, "walk": 10, "discard": 3, "replay": 2, "ack": 1, "cancel": 1}
         | {"pass": 2, "duties": 2},
-        rivals={"walk": 8, "discard": 3, "claim": 4, "reject": 3, "replay": 2},
+        others={"walk": 8, "discard": 3, "claim": 4, "reject": 3, "replay": 2},
         meanwhile=0.8,
         kill=0.08,
         delayed=0.0,
@@ -186,7 +186,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 14, "claim": 30, "ack": 8, "release": 3, "resign": 10, "pass": 2, "tick": 10, "die": 1, "close": 12}
         | {"freeze": 2, "cut": 1, "wait": 2, "pause": 2, "duties": 2, "sweep": 6},
         {"single": {"x-single-active-consumer": True}},
-        rivals={"claim": 14, "resign": 3, "wake": 2, "sweep": 10, "close": 8, "duties": 1, "publish": 1},
+        others={"claim": 14, "resign": 3, "wake": 2, "sweep": 10, "close": 8, "duties": 1, "publish": 1},
         meanwhile=0.9,
         kill=0.05,
         delayed=0.0,
@@ -206,7 +206,7 @@ PROFILES: Mapping[str, Profile] = {
         }
         | {"shut": 6, "die": 1, "calm": 1},
         {"plain": {}, "fair": {}},
-        rivals={"claim": 8, "duties": 6, "ack": 4, "publish": 3, "wake": 2, "pass": 2, "sweep": 2, "shut": 1},
+        others={"claim": 8, "duties": 6, "ack": 4, "publish": 3, "wake": 2, "pass": 2, "sweep": 2, "shut": 1},
         meanwhile=0.6,
         stopped=0.2,
         delayed=0.0,
@@ -223,7 +223,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 14, "repeat": 14, "claim": 14, "ack": 4, "release": 5, "promote": 6, "tidy": 6, "duties": 6}
         | {"pass": 16, "jump": 10, "die": 1},
         {"plain": {}, "short": {"x-message-ttl": 15_000}},
-        rivals={"publish": 3, "repeat": 6, "promote": 4, "claim": 4, "pass": 3, "jump": 2, "tidy": 2},
+        others={"publish": 3, "repeat": 6, "promote": 4, "claim": 4, "pass": 3, "jump": 2, "tidy": 2},
         delayed=0.3,
         expiring=0.5,
         jumps=(-20, -5, 5, 20),
@@ -234,7 +234,7 @@ PROFILES: Mapping[str, Profile] = {
         | {"calm": 1, "die": 1},
         {"fair": {}},
         keys=("k", "l"),
-        rivals={"claim": 8, "publish": 4, "pass": 3, "jump": 2, "duties": 2},
+        others={"claim": 8, "publish": 4, "pass": 3, "jump": 2, "duties": 2},
         delayed=0.0,
         expiring=0.0,
         urgent=0.0,
@@ -260,7 +260,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 18, "claim": 10, "ack": 4, "reject": 6, "release": 3, "duties": 12, "pass": 10, "repeat": 4}
         | {"die": 3, "freeze": 2, "limit": 2, "calm": 1},
         {"plain": {}, "fair": {}, "full": {"x-max-length": 3}, "brief": {"x-expires": 8_000}},
-        rivals={"publish": 6, "duties": 4, "claim": 2, "pass": 1},
+        others={"publish": 6, "duties": 4, "claim": 2, "pass": 1},
         delayed=0.5,
         expiring=0.3,
         turn=1,
@@ -269,7 +269,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 8, "turn": 40, "drain": 20, "finish": 24, "hush": 3, "listen": 4, "duties": 2, "pass": 14}
         | {"tick": 3, "die": 1, "freeze": 1, "wake": 2, "cut": 1, "calm": 1, "delete": 1, "promote": 1},
         {"plain": {}, "other": {}, "fair": {}},
-        rivals={"publish": 12, "turn": 4, "drain": 8, "finish": 14, "hush": 2, "listen": 1, "duties": 1},
+        others={"publish": 12, "turn": 4, "drain": 8, "finish": 14, "hush": 2, "listen": 1, "duties": 1},
         slots=2,
         meanwhile=0.8,
         delayed=0.1,
@@ -281,19 +281,19 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 18, "turn": 40, "drain": 20, "finish": 30, "hush": 2, "listen": 3, "tick": 24, "die": 1}
         | {"freeze": 6, "cut": 1, "calm": 1},
         {"plain": {}, "fair": {}},
-        rivals={"publish": 8, "turn": 8, "drain": 6, "finish": 8, "duties": 2, "wake": 1},
+        others={"publish": 8, "turn": 8, "drain": 6, "finish": 8, "duties": 2, "wake": 1},
         steps=200,
         delayed=0.0,
         expiring=0.0,
         at_commit=CONNECTED,
         connected=True,
     ),
-    "lines": Profile(
+    "waiters": Profile(
         {"publish": 5, "turn": 60, "drain": 20, "finish": 24, "hush": 1, "listen": 3, "duties": 3, "pass": 10}
         | {"tick": 6, "die": 2, "freeze": 2, "wake": 2, "cut": 1, "calm": 1, "delete": 1}
         | {"limit": 2, "pause": 2, "jump": 2},
         {"plain": {}, "fair": {}, "other": {}},
-        rivals={"publish": 2, "turn": 20, "drain": 4, "finish": 6, "hush": 2, "listen": 2, "duties": 2, "pass": 3},
+        others={"publish": 2, "turn": 20, "drain": 4, "finish": 6, "hush": 2, "listen": 2, "duties": 2, "pass": 3},
         batches=(1, 4, 8),
         slots=5,
         steps=240,
@@ -312,7 +312,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 8, "turn": 50, "drain": 20, "finish": 24, "hush": 5, "listen": 8, "duties": 4, "pass": 10}
         | {"tick": 8, "die": 3, "freeze": 3, "wake": 2, "cut": 1, "calm": 1, "delete": 1, "limit": 1},
         {"single": {"x-single-active-consumer": True}, "fair": {}, "other": {}},
-        rivals={"publish": 2, "turn": 16, "drain": 4, "finish": 6, "hush": 3, "listen": 3, "duties": 3, "pass": 2},
+        others={"publish": 2, "turn": 16, "drain": 4, "finish": 6, "hush": 3, "listen": 3, "duties": 3, "pass": 2},
         slots=3,
         steps=200,
         meanwhile=0.8,
@@ -326,7 +326,7 @@ PROFILES: Mapping[str, Profile] = {
         {"publish": 14, "claim": 10, "ack": 5, "release": 4, "reschedule": 16, "duties": 6, "pass": 6, "tick": 6}
         | {"cancel": 2, "purge": 1, "move": 1, "die": 1, "start": 1},
         {"plain": {}, "fair": {}},
-        rivals={"reschedule": 6, "claim": 6, "promote": 5, "cancel": 2, "delete": 2, "move": 1},
+        others={"reschedule": 6, "claim": 6, "promote": 5, "cancel": 2, "delete": 2, "move": 1},
         meanwhile=0.5,
         delayed=0.5,
     ),

@@ -348,12 +348,12 @@ TWINS: dict[str, Twin] = {
     # Wait queues
     "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(wait_queue, "grant")),
     "who leaves does not look at what he was granted": Twin(
-        "DURABLE", "lines", ClientSession, "leave", wrong.just_leave
+        "DURABLE", "waiters", ClientSession, "leave", wrong.just_leave
     ),
     "a recovery leaves its demand in the wait queue": Twin(
         "ONE-OWNER", "", engine, "wait_queue", SimpleNamespace(drop=lambda *_: None)
     ),
-    "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(wait_queue, "forget")),
+    "demands outlive their sessions": Twin("BOUNDED", "waiters", *_without(wait_queue, "forget")),
     "room is promised twice": Twin("BOUNDED", "successors", Claiming, "restrict", wrong.promise_twice),
     "a cancelled consumer keeps what waits for it": Twin(
         "DURABLE", "connections", Dispatch, "remove", wrong.keep_what_waits

@@ -71,7 +71,7 @@ def test_any_number_may_be_asked_for(process):
 
 
 def test_who_waits_in_the_wait_queue_is_served_there_when_it_is_not_contested_any_more(process, threads):
-    """Another thread of its connection has found no rival there."""
+    """Another thread of its connection has found no competitor there."""
     theirs, ours = process(), process()
     first = theirs.connection.engine
     demand = Demand(wait_queue.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)

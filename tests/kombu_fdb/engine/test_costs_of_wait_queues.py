@@ -2,7 +2,7 @@
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.conformance.wait_queues import Rival
+from kit.conformance.wait_queues import Competitor
 from kit.costs import cost
 
 from kombu_fdb.errors import Outrun
@@ -20,7 +20,7 @@ def bench(counted):
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-def test_who_is_alone_looks_for_rivals_in_the_round_trip_that_it_makes_anyway(bench, counted, key):
+def test_who_is_alone_looks_for_competitors_in_the_round_trip_that_it_makes_anyway(bench, counted, key):
     bench.put(*[b"a"] * 4, key=key)
     bench.take(1)
     regardless = cost(counted, lambda: bench.take(1))
@@ -30,8 +30,8 @@ def test_who_is_alone_looks_for_rivals_in_the_round_trip_that_it_makes_anyway(be
     assert watchful.round_trips == regardless.round_trips
 
 
-def test_who_finds_rivals_has_done_nothing_else(bench, counted):
-    Rival(bench)
+def test_who_finds_competitors_has_done_nothing_else(bench, counted):
+    Competitor(bench)
 
     def claim():
         with pytest.raises(Outrun):
@@ -42,7 +42,7 @@ def test_who_finds_rivals_has_done_nothing_else(bench, counted):
 
 
 def test_joining_conflicts_only_with_the_end_of_its_session(bench, counted):
-    one = Rival(bench)
+    one = Competitor(bench)
     paid = cost(counted, lambda: one.join(over=[one.demand.first]))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (1, 0, 1 + TOKEN, 0)
     assert (paid.stamps, paid.clears, paid.sets, paid.atomics) == (2, 1, TOKEN, 0)
@@ -50,7 +50,7 @@ def test_joining_conflicts_only_with_the_end_of_its_session(bench, counted):
 
 
 def test_its_acks_cost_what_they_cost_alone(bench, counted):
-    one = Rival(bench, WINDOW)
+    one = Competitor(bench, WINDOW)
     bench.put(*[b"a"] * WINDOW)
     leases = [each.lease for each in one.serve().deliveries]
     paid = cost(counted, lambda: one.join(*leases))
@@ -60,7 +60,7 @@ def test_its_acks_cost_what_they_cost_alone(bench, counted):
 
 
 def test_acks_of_many_queues_do_not_read_them(bench, counted):
-    one = Rival(bench, 1, "q", *map(str, range(500)))
+    one = Competitor(bench, 1, "q", *map(str, range(500)))
     bench.put(b"a")
     (held,) = one.serve().deliveries
     paid = cost(counted, lambda: one.join(held.lease))
@@ -83,7 +83,7 @@ def test_where_no_key_has_limits_an_ack_costs_the_claims_nothing(bench, counted,
 
 @pytest.mark.parametrize("others", [1, 100])
 def test_a_look_does_not_grow_with_the_wait_queue(bench, counted, others):
-    first, *_, last = [Rival(bench) for _ in range(others + 1)]
+    first, *_, last = [Competitor(bench) for _ in range(others + 1)]
     paid = cost(counted, last.look)
     near = min(3, others)  # those right before it
     assert (paid.range_reads, paid.rows, paid.writes, paid.round_trips) == (4, 3 + near, 0, 3)
@@ -93,7 +93,7 @@ def test_a_look_does_not_grow_with_the_wait_queue(bench, counted, others):
 
 
 def test_who_was_granted_something_has_it_in_one_round_trip(bench, counted):
-    one, two = Rival(bench, WINDOW), Rival(bench, WINDOW)
+    one, two = Competitor(bench, WINDOW), Competitor(bench, WINDOW)
     bench.put(*[b"a"] * (2 * WINDOW))
     one.serve()
     paid = cost(counted, two.collect)
@@ -102,13 +102,13 @@ def test_who_was_granted_something_has_it_in_one_round_trip(bench, counted):
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-@pytest.mark.parametrize("rivals", [1, 10, 50])
-def test_a_service_costs_as_many_round_trips_as_one_claim(bench, counted, rivals, key):
-    line = [Rival(bench, WINDOW) for _ in range(rivals)]
-    bench.put(*[b"a"] * (rivals * WINDOW), key=key)
-    sight = line[0].look()
+@pytest.mark.parametrize("competitors", [1, 10, 50])
+def test_a_service_costs_as_many_round_trips_as_one_claim(bench, counted, competitors, key):
+    waiters = [Competitor(bench, WINDOW) for _ in range(competitors)]
+    bench.put(*[b"a"] * (competitors * WINDOW), key=key)
+    sight = waiters[0].look()
     served = []
-    paid = cost(counted, lambda: served.append(line[0].serve(sight)))
-    assert served[0].others == rivals - 1
-    assert paid.stamps == rivals  # how each demand stands now
+    paid = cost(counted, lambda: served.append(waiters[0].serve(sight)))
+    assert served[0].others == competitors - 1
+    assert paid.stamps == competitors  # how each demand stands now
     assert paid.round_trips == (6 if key else 3)

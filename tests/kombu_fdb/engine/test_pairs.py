@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
-from kit.conformance.wait_queues import Rival
+from kit.conformance.wait_queues import Competitor
 from kit.duties import promote_all
 from kit.faults import FaultyDatabase
 from kit.simulation import twin
@@ -45,7 +45,7 @@ class Scene(NamedTuple):
     spot: Spot
     walk: LetterWalk
     mark: bytes
-    rival: Rival
+    competitor: Competitor
 
 
 Verb = Callable[[Scene], object]
@@ -67,7 +67,16 @@ def scene(state):
     mark = engine.transactions.read(lambda work: topology.last_stamp(work, queue))[:VERSION_BYTES]
     walk = engine.dead_letters.walk("q.dead")
     return Scene(
-        bench, engine, engine.sessions.open({}), state, queue, held, first.spot, walk, mark, Rival(bench, 10, queue)
+        bench,
+        engine,
+        engine.sessions.open({}),
+        state,
+        queue,
+        held,
+        first.spot,
+        walk,
+        mark,
+        Competitor(bench, 10, queue),
     )
 
 
@@ -100,7 +109,7 @@ def claim(at):
 
 def serve(at):
     """The wait queue of those who consume it."""
-    return [each.payload[:3] for each in at.rival.serve().deliveries]
+    return [each.payload[:3] for each in at.competitor.serve().deliveries]
 
 
 def settle(at, verb):

@@ -13,7 +13,7 @@ import pytest
 from kit.conformance.invariants import check_counts, messages
 from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
-from kit.conformance.wait_queues import Rival
+from kit.conformance.wait_queues import Competitor
 from kit.duties import active_consumer, promote_all
 from kit.faults import FaultyDatabase
 from kit.simulation import twin
@@ -167,7 +167,7 @@ def two_keys(bench):
 
 
 def claim_second_turn(bench):
-    """As consumers of version 0.1 do when they have rivals, which may run beside newer ones: leave the first turn."""
+    """As consumers of version 0.1 do when others compete, which may run beside newer ones: leave the first turn."""
     engine = bench.another()
     in_order, rings = fair._Scheduler._in_order, fair._Scheduler._rings
 
@@ -241,15 +241,15 @@ def first_limit_of_a_queue_while_claimed(bench):
 
 def ack_while_its_queue_gets_its_first_limit(bench):
     """It has read that no key is limited, so no key waits for it; before it commits, one does."""
-    rival = Rival(bench, 1)
+    competitor = Competitor(bench, 1)
     bench.put(b"1", b"2", key="a")
-    (held,) = rival.serve().deliveries
+    (held,) = competitor.serve().deliveries
 
     def meanwhile():
         bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
         assert not bench.take()
 
-    bench.during(lambda: rival.join(held.lease), meanwhile)
+    bench.during(lambda: competitor.join(held.lease), meanwhile)
     assert_nothing_is_stranded(bench)
 
 
@@ -260,8 +260,8 @@ def pause_while_claimed(bench):
     assert not taken
 
 
-def arrival_while_a_rival_admits_it(bench):
-    """Both find the arrival of a rung; the rival serves it and gives it its next turn."""
+def arrival_while_a_competitor_admits_it(bench):
+    """Both find the arrival of a rung; the competitor serves it and gives it its next turn."""
     bench.put(b"1", b"2", key="c")
     bench.take(1)
     bench.put(b"3", b"4", key="a")
@@ -269,7 +269,7 @@ def arrival_while_a_rival_admits_it(bench):
     assert_one_turn_a_key(bench)
 
 
-def message_without_a_key_while_a_rival_admits_it(bench):
+def message_without_a_key_while_a_competitor_admits_it(bench):
     """The same; it has no arrival but itself."""
     bench.put(b"1", b"2", key="c")
     bench.take(1)
@@ -419,19 +419,19 @@ def take_it(bench, other):
 
 def two_in_wait_queue(bench):
     """And two messages."""
-    rivals = Rival(bench), Rival(bench)
+    competitors = Competitor(bench), Competitor(bench)
     bench.put(b"a", b"b")
-    return rivals
+    return competitors
 
 
-def leave_while_the_line_is_served(bench):
+def leave_while_the_wait_queue_is_served(bench):
     one, two = two_in_wait_queue(bench)
     seen = one.look()
     bench.during(lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
     assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
 
 
-def session_ends_while_the_line_is_served(bench):
+def session_ends_while_the_wait_queue_is_served(bench):
     one, two = two_in_wait_queue(bench)
     seen = one.look()
     bench.during(lambda: one.serve(seen), lambda: two.engine.sessions.fence(two.session, bench.beats()[two.session]))
@@ -464,8 +464,8 @@ def test_two_that_serve(bench):
 
 def test_a_service_that_is_outrun_takes_less(bench):
     """A consumer that takes little past the wait queue would win each race, and all who stand in it would wait."""
-    rivals = [Rival(bench, 10) for _ in range(4)]
-    seen = rivals[0].look()
+    competitors = [Competitor(bench, 10) for _ in range(4)]
+    seen = competitors[0].look()
     bench.put(*[b"m"] * 50)
     other, session, database = bench.another(), bench.engine.sessions.open({}), bench.database
     assert isinstance(database, FaultyDatabase)
@@ -478,14 +478,14 @@ def test_a_service_that_is_outrun_takes_less(bench):
 
     database.before_commit = outrun
     began_s = bench.clock.monotonic()
-    assert len(rivals[0].serve(seen).deliveries) + sum(len(each.collect()) for each in rivals[1:]) == 40 >> 4
+    assert len(competitors[0].serve(seen).deliveries) + sum(len(each.collect()) for each in competitors[1:]) == 40 >> 4
     assert bench.clock.monotonic() == began_s, "and does not rest meanwhile"
     check_counts(bench.engine)
 
 
 GUARDS = {
-    leave_while_the_line_is_served: "who serves does not look at who has left",
-    session_ends_while_the_line_is_served: "who serves does not look at who has left",
+    leave_while_the_wait_queue_is_served: "who serves does not look at who has left",
+    session_ends_while_the_wait_queue_is_served: "who serves does not look at who has left",
     recovery_of_one_that_waits: "a recovery leaves its demand in the wait queue",
     two_consumers_become_active: "consumers become active without a look at each other",
     cancel_while_another_takes_over: "a consumer leaves without a look at who is active",
@@ -496,8 +496,8 @@ GUARDS = {
     first_limit_of_a_queue_while_claimed: "a claim does not conflict with how its queues are worked on",
     ack_while_its_queue_gets_its_first_limit: "acks of who joins do not conflict with the first limit",
     pause_while_claimed: "a claim does not conflict with how its queues are worked on",
-    arrival_while_a_rival_admits_it: "an arrival is admitted at snapshot",
-    message_without_a_key_while_a_rival_admits_it: "messages without a key are admitted at snapshot",
+    arrival_while_a_competitor_admits_it: "an arrival is admitted at snapshot",
+    message_without_a_key_while_a_competitor_admits_it: "messages without a key are admitted at snapshot",
     two_claims: "a claim does not conflict on what it takes",
     message_that_comes_back_between: "a run conflicts on its rows only",
     claim_while_the_session_ends: "a claim does not conflict with the end of its session",

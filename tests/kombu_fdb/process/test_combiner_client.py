@@ -1,4 +1,4 @@
-"""A consumer among its rivals: when it waits, serves, evicts, and is alone again (``process/combiner_client.py``)."""
+"""A consumer among others: when it waits, serves, evicts, and is alone again (``process/combiner_client.py``)."""
 
 import struct
 from itertools import cycle
@@ -395,7 +395,7 @@ def test_a_first_one_that_works_is_not_deposed(bench):
         one, two = two, one  # the next one is the first
 
 
-def test_it_is_alone_again_after_long_without_rivals(bench):
+def test_it_is_alone_again_after_long_without_competitors(bench):
     one = Consumer(bench)
     for _ in range(LONELY + 1):
         assert one.contention.is_contested(QUEUES)

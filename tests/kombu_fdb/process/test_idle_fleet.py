@@ -267,16 +267,16 @@ def test_an_idle_consumer_reads_four_keys_each_poll_interval_whatever_the_fleet(
 def test_work_is_found_although_all_that_look_for_it_in_a_wait_queue_are_dead():
     """The first one, and the three behind it. No sweep ends their sessions here."""
     crowd = Crowd(8)
-    line = crowd.in_wait_queue()
-    crowd.consumers = line[4:]
-    for each in line[4:]:
+    waiters = crowd.in_wait_queue()
+    crowd.consumers = waiters[4:]
+    for each in waiters[4:]:
         combiner = each.fetcher._claiming.combiner
         assert combiner.demand is not None
         combiner.contention.first_of(combiner.demand.wait_queue).ask_at = math.inf  # as if it had asked a moment ago
     crowd.bench.put(b"work")
     crowd.pass_seconds(20)
     assert crowd.bench.counts() == (0, 0, 1)
-    assert sum(each.fetcher.next([]) is not None for each in line[4:]) == 1
+    assert sum(each.fetcher.next([]) is not None for each in waiters[4:]) == 1
 
 
 def test_a_consumer_whose_session_was_ended_looks_at_its_queue_at_once(monkeypatch):

@@ -20,7 +20,7 @@ from kombu_fdb.process.failure_detector import FailureDetector
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 #: Calm but for what strikes; one publish fills everybody's window.
-PROFILE = replace(PROFILES["lines"], queues={"plain": {}, "fair": {}}, delayed=0.0, expiring=0.0, batches=(8,))
+PROFILE = replace(PROFILES["waiters"], queues={"plain": {}, "fair": {}}, delayed=0.0, expiring=0.0, batches=(8,))
 CREW = 4
 #: Until the one behind it has gone on, and all are served.
 REPLACED_S = 1.0

@@ -110,7 +110,7 @@ def take(broker):
 
 
 def wait(broker):
-    """In a wait queue with rivals."""
+    """In a wait queue with competitors."""
     broker.connection.contention.contest(["q"])
     broker.queue("q").take_many(2, timeout=5)
 

@@ -1,10 +1,10 @@
-"""A connection whose consumers have rivals: when it joins their wait queue, and when it leaves it."""
+"""A connection whose consumers have competitors: when it joins their wait queue, and when it leaves it."""
 
 import math
 import random
 
 import pytest
-from kit.conformance.wait_queues import Rival
+from kit.conformance.wait_queues import Competitor
 from kit.simulation.connection import Flag, SimulatedClient, SimulatedTransport
 
 from kombu_fdb.errors import Outrun
@@ -74,7 +74,7 @@ def rows(bench):
 
 
 def test_an_idle_one_stands_in_the_wait_queue_and_is_served_there(bench):
-    first, connection = Rival(bench), Connection(bench)
+    first, connection = Competitor(bench), Connection(bench)
     connection.turns()
     assert connection.combiner.in_wait_queue
     assert not connection.watch_set._armed, "it leaves the queues to the first one"
@@ -85,7 +85,7 @@ def test_an_idle_one_stands_in_the_wait_queue_and_is_served_there(bench):
 
 
 def test_who_becomes_the_first_looks_at_the_queues(bench):
-    first, connection = Rival(bench), Connection(bench)
+    first, connection = Competitor(bench), Connection(bench)
     connection.turns()
     first.engine.messages.leave(first.demand)
     bench.put(b"a")
@@ -130,7 +130,7 @@ def test_other_queues_are_another_wait_queue(bench):
 
 
 def test_what_was_granted_before_it_left_is_handed_over(bench):
-    first, connection = Rival(bench), Connection(bench)
+    first, connection = Competitor(bench), Connection(bench)
     connection.turns()
     bench.put(b"a", b"b")
     connection.consume("r", "another")
@@ -152,14 +152,14 @@ def test_without_room_it_stands_in_no_wait_queue(bench):
 
 
 def test_a_connection_that_is_not_drained_leaves_the_wait_queue(bench):
-    first, connection = Rival(bench), Connection(bench)
+    first, connection = Competitor(bench), Connection(bench)
     connection.turns()
     connection.sleep()
     assert rows(bench) == 1
     assert first.look().is_first
 
 
-def test_queues_without_rivals_are_claimed_from_by_themselves(bench):
+def test_queues_without_competitors_are_claimed_from_by_themselves(bench):
     """Without leases, and with consumers that are told apart: a wait queue's transaction does neither."""
     connection = Connection(bench, "q")
     connection.consume("mine", "another")
@@ -170,19 +170,19 @@ def test_queues_without_rivals_are_claimed_from_by_themselves(bench):
     assert sorted(connection.waiting) == [b"a", b"b"]
 
 
-def test_a_service_brings_nothing_of_queues_without_rivals(bench):
+def test_a_service_brings_nothing_of_queues_without_competitors(bench):
     connection = Connection(bench, "q", prefetch=2)
     connection.consume("mine", "another")
     connection.subscriptions[-1].transient = True
     connection.turns()
-    rival = Rival(bench, 4)
+    competitor = Competitor(bench, 4)
     bench.later(OPTIONS.poll_interval * 2)
     connection.turns()
     assert connection.combiner.is_first
     bench.put(*[b"mine"] * 4, queue="mine")
     bench.put(b"a", b"b")
     connection.turns()
-    assert not {each.queue for each in rival.collect()} - {"q"}
+    assert not {each.queue for each in competitor.collect()} - {"q"}
 
 
 def test_who_is_outrun_joins_the_wait_queue(bench, monkeypatch):

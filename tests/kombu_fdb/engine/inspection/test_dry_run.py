@@ -64,8 +64,8 @@ def test_it_conflicts_with_no_transaction_and_passes_over_what_only_counts():
     dry.add_read_conflict_range(b"0", b"9")
     assert dry.get(KEYS[1]) is None
     inner.set(b"of the inner one", b"")  # a transaction without writes never conflicts, whatever it has read
-    rival = database.begin(timeout_s=5)
-    rival.set(KEYS[0], b"changed")
-    rival.commit()
+    other = database.begin(timeout_s=5)
+    other.set(KEYS[0], b"changed")
+    other.commit()
     inner.commit()
     assert database.begin(timeout_s=5).get(KEYS[0]) == b"changed"

@@ -60,16 +60,16 @@ def test_a_message_that_is_claimed_meanwhile_is_not_moved(bench):
 
 def test_two_moves_at_once_move_each_message_once(bench):
     fill(bench)
-    rival = bench.another()
-    bench.during(lambda: bench.engine.messages.move("q", "here", 2), lambda: rival.messages.move("q", "there", 2))
+    other = bench.another()
+    bench.during(lambda: bench.engine.messages.move("q", "here", 2), lambda: other.messages.move("q", "there", 2))
     assert bench.counts("here")[0] == bench.counts("there")[0] == 2
     assert len(messages(bench.engine)) == 7
 
 
 def test_two_restores_at_once_store_each_message_once(bench):
     batch = [stored(number) for number in range(4)]
-    rival = bench.another().transfer
-    assert bench.during(lambda: bench.engine.transfer.restore(IMPORT, batch), lambda: rival.restore(IMPORT, batch)) == 0
+    other = bench.another().transfer
+    assert bench.during(lambda: bench.engine.transfer.restore(IMPORT, batch), lambda: other.restore(IMPORT, batch)) == 0
     assert bench.counts() == (2, 2, 0)
 
 

@@ -57,13 +57,13 @@ def test_a_beaten_claim_is_counted_for_the_keys_it_wanted(bench, monkeypatch):
     if isinstance(bench.database, SqliteDatabase):
         pytest.skip("SQLite's writers wait for each other, so no claim is beaten")
     publish(bench, "a", "b")
-    rival, wanted, claims = bench.another(), claim.claim, []
+    other, wanted, claims = bench.another(), claim.claim, []
 
     def beaten_once(*args, **options):
         found = wanted(*args, **options)
         if not claims:
             claims.append(1)
-            claims.append(rival.messages.claim(bench.session, ["q"], 2))
+            claims.append(other.messages.claim(bench.session, ["q"], 2))
         return found
 
     monkeypatch.setattr(claim, "claim", beaten_once)

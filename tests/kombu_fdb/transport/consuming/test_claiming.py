@@ -252,12 +252,12 @@ def test_a_temporary_queue_with_and_without_acks(bench):
     assert bench.counts("events") == (0, 0, 0)
 
 
-@pytest.mark.parametrize("rivals", [1, 3])
-def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench, rivals):
+@pytest.mark.parametrize("competitors", [1, 3])
+def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench, competitors):
     first = Consumer(bench, ["q"])
     combiner = first.transport.fetcher._claiming.combiner
     combiner.join(first.transport.store.session(), ["q"], 4, [])
-    own = [f"own-{number}" for number in range(rivals)]
+    own = [f"own-{number}" for number in range(competitors)]
     consumers = [Consumer(bench, ["q", each], prefetch=1, single=[each], contested=True) for each in own]
     bench.put(*[b""] * 4)
     served = Counter()

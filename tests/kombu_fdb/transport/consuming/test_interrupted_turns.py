@@ -19,7 +19,7 @@ from kombu_fdb.transport.consuming import dispatch, fetcher
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 TURNS = frozenset(str(each.__file__) for each in (dispatch, fetcher))
-IN_LINE = frozenset(str(each.__file__) for each in (combiner_client, client_session))
+WAITING = frozenset(str(each.__file__) for each in (combiner_client, client_session))
 MESSAGES = 6
 
 #: A consumer, and what is to be interrupted.
@@ -31,7 +31,7 @@ def put(bench):
 
 
 def joined(bench, consumer):
-    """A rival who stands first in the wait queue for which the consumer waits."""
+    """A competitor who stands first in the wait queue for which the consumer waits."""
     first = Consumer(bench, ["q"], contested=True)
     combiner = first.transport.fetcher._claiming.combiner
     combiner.join(first.transport.store.session(), ["q"], 4, [])
@@ -181,7 +181,7 @@ def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene):
         line += 1
         bench = Bench(FaultyDatabase())
         consumer, call = scene(bench)
-        where = interrupt(call, line, IN_LINE, strikes=runs_handlers)
+        where = interrupt(call, line, WAITING, strikes=runs_handlers)
         transport = consumer.transport
         transport.fetcher.attend_loop(registered=True)
         for _ in range(MESSAGES):
