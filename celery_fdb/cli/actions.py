@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from celery_fdb.cli.status import known
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, table, yes_option
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, command, table, yes_option
 from celery_fdb.inspection import filters, formats
 from celery_fdb.operations import queues
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.catalogue import ACTIONS
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError, QueueNotFound
+from kombu_fdb.primitives.masking import plain
 
 
 @command("run-now")
@@ -54,7 +55,7 @@ def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ..
     for error in refused:
         if not number:
             raise error
-        click.echo(clean(f"Left as it is: {error}"), err=True)
+        click.echo(plain(f"Left as it is: {error}"), err=True)
     return Answer({"task_id": task_id, "changed": number}, [each.text for each in done])
 
 
@@ -193,7 +194,7 @@ def asked(invocation: Invocation, name: str, request: Request, *, yes: bool, eve
     if everything:
         request = request.asking(request.asked._replace(number=broker.queue(request.queue).count()))
     if not yes and (request.spots if action.selects else not request.asked.is_about_none or name == "delete_queue"):
-        click.confirm(clean(action.question(request)), abort=True, err=True)
+        click.confirm(plain(action.question(request)), abort=True, err=True)
         action.check_asked(broker, request)
     return request
 

@@ -15,16 +15,17 @@ import click
 from celery_fdb.cli import actions
 from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.status import known
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, rate, table, yes_option
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, command, rate, table, yes_option
 from celery_fdb.inspection import filters, formats
-from celery_fdb.inspection.message import reason_of
+from celery_fdb.inspection.message import MessageView, reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import messages
 from celery_fdb.operations.action import Request, listed
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.model import Listed, Spot
+from kombu_fdb.model import Listed, Peeked, Spot
+from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
 
 
@@ -44,7 +45,7 @@ def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose dead letters: all of the given conditions must hold."""
     options = (
         in_option,
-        click.option("--reason", help=f"For example {', '.join(filters.REASONS)}."),
+        click.option("--reason", help=f"For example {', '.join(filters.REASONS)}; what failed is rejected, too."),
         click.option("--task", help="A Celery task's name; shop.* for all that begin so, - for none."),
         click.option("--key", help="The fairness key."),
         click.option("--error", help="The class of the exception; - for none."),
@@ -102,9 +103,14 @@ def list_(
         return Answer(having, [table("queue >dead", having.items())])
     letters, conditions = _letters(invocation, queue, in_queue=in_queue), _filter(given).conditions()
     if by is not None:
-        counts = dict(letters.count(by, **conditions).most_common())
+        in_words = by == "reason" and not invocation.as_json
+        counts = dict(letters.count(_spoken if in_words else by, **conditions).most_common())
         return Answer(counts, [table(f"{by} >dead", counts.items())])
     return shown(letters.list(limit, **conditions), body=body)
+
+
+def _spoken(letter: Peeked) -> str:
+    return MessageView.of(letter, 0).reason
 
 
 @command()
@@ -127,12 +133,12 @@ def _story(death: dict[str, Any]) -> Iterator[str]:
     times = "" if death["count"] == 1 else f", {death['count']} times"
     at = _at(death["time"] * 1000)
     yield ""
-    yield clean(f"{reason_of(death['reason'], death['details'])} in {death['queue']}{times}, the last time at {at}")
+    yield plain(f"{reason_of(death['reason'], death['details'])} in {death['queue']}{times}, the last time at {at}")
     for name, value in death["details"].items():
         attempts = value if name == "attempts" and isinstance(value, list) else None
         first, *others = ("", *map(_attempt, attempts)) if attempts else (str(value).splitlines() or [""])
-        yield clean(f"  {name}: {first}".rstrip())
-        yield from (f"    {clean(line)}" for line in others)
+        yield plain(f"  {name}: {first}".rstrip())
+        yield from (f"    {plain(line)}" for line in others)
 
 
 def _attempt(told: Any) -> str:
@@ -223,7 +229,7 @@ def _check_reason(letters: DeadLetters, reason: str) -> None:
     found = letters.each(**filters.Filter(reason=reason, died=True).conditions())
     if reason in {"", filters.NONE, *filters.REASONS} or next(found, None) is not None:
         return
-    reasons = ", ".join(clean(each) for each in sorted(letters.count(by="reason")) if each)
+    reasons = ", ".join(plain(each) for each in sorted(letters.count(by="reason")) if each)
     fix = f"There are: {reasons}." if reasons else "There are no dead letters."
     raise Refused("no dead letter has this reason", queue=letters.dead_queue, reason=reason, fix=fix)
 

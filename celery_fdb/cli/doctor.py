@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
-from celery_fdb.history.views.runs import history_of
+from celery_fdb.history.views.runs import NOT_YET, history_of
 from kombu_fdb import Broker
 from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
@@ -45,11 +45,11 @@ def _tasks(app: Any) -> Iterator[Finding]:
 
 
 def check_history(broker: Broker) -> Finding:
-    """Whether history is on, how much there is, and whether runs had to be dropped. Raises a ``StoreError``."""
+    """Whether a history is kept, how much there is, and whether runs had to be dropped. Raises a ``StoreError``."""
     history = history_of(broker)
     settings = history.settings()
     if settings is None:
-        return Finding("ok", "history", "off; celery_fdb.install(app, history=True) turns it on")
+        return Finding("ok", "history", f"{NOT_YET}; with celery_fdb.install(app, history=True) they do")
     dropped = history.dropped()
     kept = plural(history.kept(), "run")
     found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped so far"

@@ -10,12 +10,13 @@ import click
 from rich.console import RenderableType
 
 from celery_fdb.cli.status import known
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, clean, command, table
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, command, table
 from celery_fdb.control import cancel_task
 from celery_fdb.inspection import filters, formats
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.overview import STATES
 from kombu_fdb.model import Peeked, State
+from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
 
 #: The note after a cancellation by the broker's URL.
@@ -99,8 +100,8 @@ def _content_lines(described: dict[str, Any]) -> list[str]:
     content = described["content"]
     return [
         f"{described['id']} {content['content_type'] or ''}",
-        *(f"  {name}: {clean(str(value))}" for name, value in content["headers"].items() if value is not None),
-        f"  body: {clean(json.dumps(content['body'], ensure_ascii=False, default=str))}",
+        *(f"  {name}: {plain(str(value))}" for name, value in content["headers"].items() if value is not None),
+        f"  body: {plain(json.dumps(content['body'], ensure_ascii=False, default=str))}",
     ]
 
 

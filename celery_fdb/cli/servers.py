@@ -59,7 +59,7 @@ def metrics(invocation: Invocation, *, port: int, address: str, keys: int, once:
         from celery_fdb.history.views.metrics import TaskCollector
         from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
-        raise Refused("prometheus-client is not installed", fix="Run: pip install prometheus-client") from error
+        raise Refused("prometheus-client is not installed", fix="Run: pip install 'celery-fdb[metrics]'") from error
     brokers.location_of(*invocation.resolve())  # wrong usage is an error now, an unreachable store at each scrape
     registry = CollectorRegistry()
     with (

@@ -25,6 +25,7 @@ from celery_fdb.inspection import formats
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, OptionError, StoreError
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.masking import plain
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns if the output is not a terminal, whatever $COLUMNS says: lines that a program reads must not be wrapped.
@@ -208,7 +209,7 @@ def _print(invocation: Invocation, answer: Answer) -> None:
             invocation.print_json(answer.document)
             return
         for each in answer.shown:
-            invocation.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
+            invocation.console.print("\n".join(map(plain, each.split("\n"))) if isinstance(each, str) else each)
     except (BrokenPipeError, SystemExit):  # rich's console exits then
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
 
@@ -221,7 +222,7 @@ def _complain(invocation: Invocation, error: KombuFDBError) -> int:
         code = UNREACHABLE
     else:
         code = NOT_DONE
-    text = clean(SECRET.sub("**", str(error)))
+    text = plain(SECRET.sub("**", str(error)))
     if invocation.as_json:
         click.echo(json.dumps({"error": text, "kind": type(error).__name__, "code": code}))
     else:
@@ -298,7 +299,7 @@ def table(headings: str, rows: Iterable[Sequence[Any]]) -> Table:
         justify = "right" if heading.startswith(">") else "left"
         made.add_column(heading.removeprefix(">").replace("_", " "), justify=justify, overflow="fold")  # type: ignore[arg-type]  # one of the two
     for row in rows:
-        made.add_row(*[clean(number(cell)) for cell in row])
+        made.add_row(*[plain(number(cell)) for cell in row])
     return made
 
 
@@ -307,8 +308,3 @@ def number(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def clean(text: str) -> str:
-    """The text without control characters, which in a queue's or a task's name could control the terminal."""
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)

@@ -21,13 +21,14 @@ from kombu_fdb.primitives.masking import masked_text
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
+NOT_YET = "no worker has kept a history yet"
 FIX = "Call celery_fdb.install(app, history=True) where the app is made, and restart the workers."
 
 
 class HistoryOff(KombuFDBError):
     """No worker of this broker has ever kept a history."""
 
-    text = "history is off"
+    text = NOT_YET
 
 
 def history_of(broker: Broker) -> HistoryStore:

@@ -448,7 +448,7 @@ def test_dead_show_keeps_a_traceback_readable_and_harmless(run, broker):
         [job._delivery.lease], error="\x1b[2Jboom", traceback="Traceback\n  line 1\n  line 2"
     )
     shown = run("dead", "show", "jobs", "t").out
-    assert "  error: \ufffd[2Jboom\n  traceback: Traceback\n      line 1\n      line 2\n" in shown
+    assert "  error: \\x1b[2Jboom\n  traceback: Traceback\n      line 1\n      line 2\n" in shown
 
 
 def test_dead_show_tells_each_attempt_in_a_line(run, broker):
@@ -459,7 +459,7 @@ def test_dead_show_tells_each_attempt_in_a_line(run, broker):
     shown = run("dead", "show", "jobs", "t").out
     lines = shown.partition("  attempts:\n")[2].splitlines()
     assert [line.split() for line in lines[:3]] == [
-        ["2031-01-01T00:00+00:00", "E:", "\ufffd[2Jdown\ufffdside"],
+        ["2031-01-01T00:00+00:00", "E:", "\\x1b[2Jdown\\nside"],
         ["E:", "up"],
         ["odd"],
     ]

@@ -86,7 +86,7 @@ def test_a_life_in_the_broker_alone(run, url, broker):
     broker.queue("q").put("x", task_id="t", delay=600)
     shown = run("task", "t").out
     assert "delayed" in shown
-    assert "History is off" in shown
+    assert "No worker has kept a history yet" in shown
 
 
 def test_a_result_is_known_with_an_app(run, url, history):

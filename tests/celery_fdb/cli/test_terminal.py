@@ -127,6 +127,7 @@ def test_a_task_that_raised_has_failed_and_of_what(shop, run):
     told = "failed: ConnectionResetError: the service of the bank did not answer within 30 s"
     assert f"died: {told}" in run("dead", "list", QUEUE).out
     assert told.partition(": ")[2] in run("dead", "causes", QUEUE).out
+    assert run("dead", "list", QUEUE, "--by", "reason").out.split()[-2:] == ["failed", "1"]
     assert f"failed in {QUEUE}" in run("dead", "show", QUEUE, ID).out
     assert f"in {QUEUE}: failed" in run("task", ID).out
 

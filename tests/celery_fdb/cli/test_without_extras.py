@@ -21,7 +21,7 @@ fdb()
         ("web", {"uvicorn"}, 1, "pip install 'celery-fdb[web]'"),  # the extra django has the others
         ("tour", WEB, 1, "pip install 'celery-fdb[web]'"),
         ("tour", {"uvicorn"}, 1, "pip install 'celery-fdb[web]'"),
-        ("metrics", METRICS, 1, "pip install prometheus-client"),
+        ("metrics", METRICS, 1, "pip install 'celery-fdb[metrics]'"),
         ("metrics --once", WEB, 0, "celery_fdb_"),
     ],
 )
