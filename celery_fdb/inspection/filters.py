@@ -41,6 +41,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from celery_fdb.inspection import formats
@@ -48,7 +49,7 @@ from celery_fdb.inspection.message import error_line, reason_of
 from celery_fdb.inspection.overview import Overview, QueueView
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.engine.dead_letters import error_of, is_class, task_names_of, task_of
+from kombu_fdb.engine.dead_letters import LetterWalk, error_of, is_class, task_names_of, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Listed, Peeked, Spot, State
@@ -127,7 +128,7 @@ def cause_of(message: Peeked) -> Cause:
     return Cause(task_of(message), error_of(message), message.deaths[0].reason if message.deaths else "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Filter:
     """A message matches if all given fields do. "" and None: any value; but ``key`` "": messages without a key."""
 
@@ -181,33 +182,15 @@ class Filter:
         """Whether the filter leaves anything out."""
         return self != Filter()
 
-    # -- the predicate -----------------------------------------------------------------------------------------------
+    # -- the choice --------------------------------------------------------------------------------------------------
 
     def matches(self, message: Peeked) -> bool:
         """Whether the message matches. ``message.payload`` may be a beginning that holds the headers."""
-        return (
-            self.key in (None, message.key)
-            and bool(message.deaths or not self.died)
-            and self._is_in_time(message)
-            and self._died_so(message)
-            and (self.cause is None or self.cause == cause_of(message))
-            and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
-            and (not self.task or any(_is_task(each, self.task) for each in task_names_of(message)))
-            and (not self.arguments or self.arguments.lower() in _arguments_of(message).lower())
-        )
+        return self._walk.matches(message) and self._walk.matches_payload(message)
 
-    def _died_so(self, message: Peeked) -> bool:
-        death = message.deaths[0] if message.deaths else None
-        reason, home = (death.reason, death.queue) if death else ("", "")
-        return (
-            (not self.reason or reason == _wanted(self.reason))
-            and (not self.home or home == self.home)
-            and (not self.error or is_class(error_of(message), _wanted(self.error)))
-        )
-
-    def _is_in_time(self, message: Peeked) -> bool:
-        at_ms = message.deaths[0].time_ms if message.deaths else message.published_ms
-        return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
+    @cached_property
+    def _walk(self) -> LetterWalk:
+        return LetterWalk("", b"", **self.conditions())
 
     def conditions(self) -> dict[str, Any]:
         """The filter as conditions of ``DeadLetters``. What the engine can check itself needs no payloads read."""
@@ -227,7 +210,23 @@ class Filter:
             rest = replace(rest, since_ms=None, until_ms=None)
         if any(checked[name] is not None for name in checked.keys() - {"key"}):
             rest = replace(rest, died=False)
-        return {**checked, "where": rest.matches} if rest else checked
+        return {**checked, "where": rest._matches} if rest else checked
+
+    def _matches(self, message: Peeked) -> bool:
+        """Whether the message matches by what the engine does not check, or only of dead letters."""
+        death = message.deaths[0] if message.deaths else None
+        at_ms = death.time_ms if death else message.published_ms
+        return (
+            bool(death or not self.died)
+            and (self.reason != NONE or not (death and death.reason))
+            and (not self.error or is_class(error_of(message), _wanted(self.error)))
+            and (self.since_ms is None or at_ms >= self.since_ms)
+            and (self.until_ms is None or at_ms < self.until_ms)
+            and (self.cause is None or self.cause == cause_of(message))
+            and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
+            and (not self.task or any(_is_task(each, self.task) for each in task_names_of(message)))
+            and (not self.arguments or self.arguments.lower() in _arguments_of(message).lower())
+        )
 
 
 def _cause(text: str | None) -> Cause | None:

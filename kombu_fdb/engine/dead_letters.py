@@ -92,8 +92,8 @@ class LetterWalk:
     def has_conditions(self) -> bool:
         return self != LetterWalk(self.dead, self.last)
 
-    def matches(self, record: Record | None) -> bool:
-        """Whether the record meets the conditions on it. An unreadable one does if there are no conditions at all."""
+    def matches(self, record: Record | Peeked | None) -> bool:
+        """Whether it meets the conditions on a record. An unreadable one does if there are no conditions at all."""
         if record is None:
             return not self.has_conditions
         return (
