@@ -10,9 +10,9 @@ store that does not answer is no such reason: the caller gets that error. A full
 what it adds is one, as other steps may add nothing. That failure is not shown in the store, as such a row would take
 room, too.
 
-Each duty defines its subjects, their step, and the pause. Most duties are rows of a table (:func:`routines`); the
-others, which remember more, have functions of their own. Every process sweeps, and regains what was kept for its
-version; the process that holds the role does the other duties (``duty_cycle.py``).
+A row of the table (:func:`table`) is a duty: its name, how its subjects are found, their step, the pause, and whether
+every process has it or only the one that holds the role (``duty_cycle.py``, which adds the sweep). Duties that remember
+more have functions of their own.
 """
 
 from __future__ import annotations
@@ -166,14 +166,18 @@ class Duty:
         pause: Callable[[bool], float],
         *,
         waits_for_messages: bool = False,
+        everywhere: bool = False,
     ) -> None:
         """``step`` returns something true if its subject wants another turn.
 
         ``pause``: returns in how many seconds to call again after the subjects' turns; its argument is whether the
         budget is spent. ``waits_for_messages``: a pause shorter than :data:`LOOK_S` ends when a message is due.
+        ``everywhere``: as the attribute.
         """
         #: The name that people see.
         self.name = name
+        #: Whether every process has it, and not only the one that holds the role.
+        self.everywhere = everywhere
         #: When it is due, by the monotonic clock.
         self.due_at = 0.0
         #: Whether it is due at a message's known time, and must not be late.
@@ -207,7 +211,7 @@ class Duty:
                 waiting.append(subject)
 
 
-# -- duties that are rows of a table -----------------------------------------------------------------------------------
+# -- two kinds of duties -----------------------------------------------------------------------------------------------
 
 
 def routine(
@@ -218,9 +222,14 @@ def routine(
     pause_s: float,
     *,
     at_once: bool = True,
+    everywhere: bool = False,
 ) -> Duty:
     """A duty with one pause. ``at_once``: whether it continues in the next round if its budget was spent."""
-    return Duty(name, guard, find, step, lambda is_spent: 0.0 if is_spent and at_once else pause_s)
+
+    def pause(is_spent: bool) -> float:
+        return 0.0 if is_spent and at_once else pause_s
+
+    return Duty(name, guard, find, step, pause, everywhere=everywhere)
 
 
 def walk(
@@ -257,69 +266,6 @@ def walk(
         return between_s if cursors else pause_s
 
     return Duty(name, guard, unfinished, step, pause)
-
-
-def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
-    """Regain what older processes have kept for this version, if there may be anything.
-
-    It does not continue at once if the budget is spent: an older consumer may keep the messages again as fast as this
-    returns them.
-    """
-    return routine(
-        "bring back newer messages",
-        guard,
-        lambda: _whole() if may_be() else [],
-        lambda _: engine.upkeep.regain_part(),
-        NEWER_INTERVAL_S,
-        at_once=False,
-    )
-
-
-def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
-    """The duties of the process with the role. ``interval_s``: between two looks at deleted queues."""
-    upkeep, queues = engine.upkeep, engine.queues
-
-    def ready_queues() -> list[str]:
-        return [queue for queue, counts in engine.inspect.queues().items() if counts.ready]
-
-    return [
-        # Purge the rest of deleted queues.
-        walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
-        # Finish a change of limits whose process has died.
-        routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
-        # Shed the oldest. Not at once: a trimmed message may return as a dead letter, endlessly.
-        routine(
-            "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
-        ),
-        # Drop letters that the queues ``<queue>.dead`` no longer keep.
-        walk(
-            "trim dead letters",
-            guard,
-            engine.dead_letters.queues,
-            lambda queue, _: b"more" if engine.dead_letters.trim_part(queue) else b"",
-            TIDY_INTERVAL_S,
-        ),
-        # Drop expired messages that no consumer claims: a slow walk through all ready ones.
-        walk(
-            "drop expired messages",
-            guard,
-            ready_queues,
-            lambda queue, cursor: upkeep.drop_expired_part(queue, cursor)[1],
-            EXPIRED_INTERVAL_S,
-            between_s=LOOK_S,
-        ),
-        # Clear dedup ids whose window is over.
-        routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
-        # Clear rows that are no longer needed.
-        walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
-        walk(
-            "clear marks of imports",
-            guard,
-            _whole,
-            lambda _, cursor: engine.transfer.forget_marks_part(cursor),
-            LEFT_INTERVAL_S,
-        ),
-    ]
 
 
 def _whole() -> list[str]:
@@ -501,3 +447,76 @@ def samples(engine: Engine, clock: Clock, guard: Guard) -> Duty:
         return max(step_s - clock.wall_ms() / 1000 % step_s, spent_s / SAMPLING)
 
     return Duty("sample", guard, begin, sample, pause)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def table(
+    engine: Engine, clock: Clock, guard: Guard, interval_s: float, may_be_newer: Callable[[], bool]
+) -> list[Duty]:
+    """All duties but the sweep, in the order of their turns. A new one is a row here, and nothing else.
+
+    ``interval_s``: between two looks at deleted and unused queues. ``may_be_newer``: whether older processes may keep
+    messages for this version.
+    """
+    upkeep, queues = engine.upkeep, engine.queues
+
+    def ready_queues() -> list[str]:
+        return [queue for queue, counts in engine.inspect.queues().items() if counts.ready]
+
+    return [
+        promotion(engine, clock, guard),
+        # Regain what older processes keep. Not at once: an older consumer may keep it again as fast as it returns.
+        routine(
+            "bring back newer messages",
+            guard,
+            lambda: _whole() if may_be_newer() else [],
+            lambda _: upkeep.regain_part(),
+            NEWER_INTERVAL_S,
+            at_once=False,
+            everywhere=True,
+        ),
+        unused_queues(engine, clock, guard, interval_s),
+        expired_heads(engine, clock, guard),
+        # Purge the rest of deleted queues.
+        walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
+        # Finish a change of limits whose process has died.
+        routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
+        # Shed the oldest. Not at once: a trimmed message may return as a dead letter, endlessly.
+        routine(
+            "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
+        ),
+        # Drop letters that the queues ``<queue>.dead`` no longer keep.
+        walk(
+            "trim dead letters",
+            guard,
+            engine.dead_letters.queues,
+            lambda queue, _: b"more" if engine.dead_letters.trim_part(queue) else b"",
+            TIDY_INTERVAL_S,
+        ),
+        # Drop expired messages that no consumer claims: a slow walk through all ready ones.
+        walk(
+            "drop expired messages",
+            guard,
+            ready_queues,
+            lambda queue, cursor: upkeep.drop_expired_part(queue, cursor)[1],
+            EXPIRED_INTERVAL_S,
+            between_s=LOOK_S,
+        ),
+        # Clear dedup ids whose window is over.
+        routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
+        # Clear rows that are no longer needed.
+        walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
+        walk(
+            "clear marks of imports",
+            guard,
+            _whole,
+            lambda _, cursor: engine.transfer.forget_marks_part(cursor),
+            LEFT_INTERVAL_S,
+        ),
+        leftovers(engine, clock, guard),
+        orphans(engine, clock, guard),
+        totals(engine, guard),
+        samples(engine, clock, guard),
+    ]

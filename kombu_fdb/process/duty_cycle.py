@@ -144,7 +144,7 @@ class Sweep(duties.Duty):
     def __init__(
         self, engine: Engine, clock: Clock, guard: duties.Guard, session_id: SessionId, interval_s: float
     ) -> None:
-        super().__init__("sweep", guard, self._find_silent, self._end, self._next_look)
+        super().__init__("sweep", guard, self._find_silent, self._end, self._next_look, everywhere=True)
         self._engine = engine
         self._clock = clock
         #: What the last beat has read, and when; another thread puts it here. Only the last: several looks at once
@@ -376,21 +376,10 @@ class DutyCycle:
         self.beat_s = 0.0
         self.sweep_duty = Sweep(engine, clock, guard, session_id, sweep_interval_s)
         self._role = PromoterRole(engine, clock, session_id, self.sweep_duty.observes)
-        #: The duties of every process, whichever has the role.
-        self._own = self.sweep_duty, duties.newer(engine, guard, self._may_be_newer)
         #: Until when, by what the last beat has read, no message is assumed to be kept for a newer version.
         self._none_newer_until = 0.0
-        self._duties: list[duties.Duty] = [
-            duties.promotion(engine, clock, guard),
-            *self._own,
-            duties.unused_queues(engine, clock, guard, sweep_interval_s),
-            duties.expired_heads(engine, clock, guard),
-            *duties.routines(engine, guard, sweep_interval_s),
-            duties.leftovers(engine, clock, guard),
-            duties.orphans(engine, clock, guard),
-            duties.totals(engine, guard),
-            duties.samples(engine, clock, guard),
-        ]
+        promotion, *others = duties.table(engine, clock, guard, sweep_interval_s, self._may_be_newer)
+        self._duties = [promotion, self.sweep_duty, *others]
         self._first = 0
         #: When promotion had its last turn.
         self._promoted_s = 0.0
@@ -468,10 +457,9 @@ class DutyCycle:
             if not duty.is_due(self._clock.monotonic()):
                 continue
             self._first = (number + 1) % len(order)  # unless the round succeeds
-            is_own = duty in self._own
-            if not is_own and held is not False:
+            if not duty.everywhere and held is not False:
                 held = self._role.hold()
-            worked = (is_own or held) and self._turn(duty)
+            worked = (duty.everywhere or held) and self._turn(duty)
             if held and duty is not promotion and (worked or self._clock.monotonic() - self._promoted_s > PROMOTION_S):
                 self._turn(promotion)
         self._first = 0
@@ -493,8 +481,8 @@ class DutyCycle:
         return parts.Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
-        """Seconds until the next duties are due (without the role: its own two), or the next look at the role."""
-        now, waiting = self._clock.monotonic(), self._duties if held else self._own
+        """Seconds until the next duties are due (only those that it has), or the next look at the role."""
+        now, waiting = self._clock.monotonic(), [each for each in self._duties if held or each.everywhere]
         first = min(now + ROLE_INTERVAL_S, *(each.due_at for each in waiting))
         together = [each.due_at for each in waiting if first <= each.due_at <= first + TOGETHER_S]
         exact = [each.due_at for each in waiting if each.is_exact]

@@ -7,6 +7,7 @@ from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.process import duties as duties_of
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, PromoterRole
 from kombu_fdb.process.session_threads import logged
 
@@ -187,3 +188,26 @@ def test_the_end_of_failures_is_told_in_words_that_suit_one_and_many(caplog):
         for error in (StoreUnavailable(), StoreUnavailable(), None, None):
             tell(error)
     assert caplog.messages[1::2] == ["the duties succeeded again", "the heartbeat to the store succeeded again"]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_new_duty_is_one_row_of_the_table(monkeypatch, *, everywhere):
+    """Its name, what it is about, its step, its pause, and who does it. Where it fails, it is set aside and shown."""
+    bench, made, done = Bench(FaultyDatabase()), duties_of.table, []
+
+    def with_row(engine, clock, guard, *others):
+        def step(subject):
+            done.append(clock.monotonic())
+            raise ValueError(subject)
+
+        row = duties_of.routine("x", guard, lambda: ["a"], step, 20, everywhere=everywhere)
+        return [*made(engine, clock, guard, *others), row]
+
+    monkeypatch.setattr(duties_of, "table", with_row)
+    both = [bench.duties(), bench.duties(bench.engine.sessions.open({}))]
+    for _ in range(60):
+        for each in both:
+            each.run_once()
+        bench.later(0.5)
+    assert len(done) == (4 if everywhere else 2)
+    assert [(each.duty, each.subject) for each in bench.engine.upkeep.asides()] == [("x", "a")]
