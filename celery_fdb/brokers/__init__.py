@@ -13,8 +13,16 @@ from kombu.utils.url import maybe_sanitize_url
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.model import SessionFacts
+from kombu_fdb.primitives.ranges import Kind
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+#: What pages take, the dashboard's and Django's: how many rows, and how long to wait for the store.
+PAGE_SIZE = Kind.whole("1 to 500 rows", 1, 500)
+CONNECT_TIMEOUT = Kind.number("0.1 to 60 seconds", 0.1, 60)
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
 

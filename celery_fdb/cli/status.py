@@ -13,12 +13,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
+from celery_fdb.cli.options import Seconds
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
 from celery_fdb.inspection import formats
 from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, find_keys, key_as_json, look, look_at_keys
 from kombu_fdb.model import KeyCounts, KeyLimits, SessionFacts, is_internal
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.ranges import LONGEST_S
 
 # -- once --------------------------------------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ def _heard(session: SessionFacts, quiet_s: float | None) -> tuple[str, str]:
 
 @command()
 @click.option(
-    "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between refreshes."
+    "--interval", type=Seconds(0.1, LONGEST_S), default=2.0, show_default=True, help="Seconds between refreshes."
 )
 @click.option("--iterations", type=click.IntRange(1), help="How many refreshes; default: until you press Ctrl-C.")
 @click.option("--once", is_flag=True, help="The same as --iterations 1.")

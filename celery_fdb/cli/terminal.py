@@ -26,6 +26,7 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, OptionError, StoreError
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.masking import plain
+from kombu_fdb.primitives.ranges import rate_of
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns if the output is not a terminal, whatever $COLUMNS says: lines that a program reads must not be wrapped.
@@ -235,7 +236,7 @@ def _complain(invocation: Invocation, error: KombuFDBError) -> int:
 
 def rate(text: str) -> float:
     """Messages per second, or as Celery writes rates: 10/s, 100/m, 1000/h."""
-    found = formats.rate_of(text)
+    found = rate_of(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not a rate such as 10, 100/m or 1000/h")
     return found

@@ -7,12 +7,10 @@ import re
 from datetime import UTC, datetime, tzinfo
 from itertools import pairwise
 
-from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, SLOWEST
+from kombu_fdb.primitives.ranges import LATEST_MS, LETTERS_S, LONGEST_S
 
 #: Two days before the latest ``datetime``: conversion into a time zone may add some hours.
 LAST_MS = LATEST_MS + 1 - 2 * 86_400_000
-#: Units as people write them.
-LETTERS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 UNITS_S = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -73,19 +71,9 @@ def _digits(value: float) -> str:
 
 
 def limit(per_second: float) -> str:
-    """A rate limit as a person wrote it, such as "10/m"; :func:`rate_of` reads it."""
+    """A rate limit as a person wrote it, such as "10/m"; :func:`~kombu_fdb.primitives.ranges.rate_of` reads it."""
     for unit in ("s", "m", "h"):
         number = per_second * LETTERS_S[unit]
         if math.isclose(float(f"{number:.4g}"), number, rel_tol=1e-9):
             return f"{number:.10g}/{unit}"
     return f"{per_second:.10g}/s"
-
-
-def rate_of(text: str) -> float | None:
-    """Messages a second, as Celery writes rates: 10, 10/s, 100/m, 1000/h. None for another text, or out of range."""
-    number, _, unit = text.partition("/")
-    try:
-        rate = float(number) / LETTERS_S[unit or "s"]
-    except (ValueError, KeyError):
-        return None
-    return rate if SLOWEST <= rate <= MOST else None  # nan is not

@@ -14,7 +14,7 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import KeyLimits, Part
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.ranges import shown
+from kombu_fdb.primitives.ranges import rate_of, shown
 
 # -- pause and limits --------------------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ def _there(broker: Broker, request: Request) -> Queue:
 
 def _shown(name: str, value: Any) -> str:
     """A limit as the form shows it and reads it back: a rate as it was written, if that is exact."""
-    if name == "rate" and value is not None and formats.rate_of(text := formats.limit(value)) == value:
+    if name == "rate" and value is not None and rate_of(text := formats.limit(value)) == value:
         return text
     return "" if value is None else str(value).removesuffix(".0")
 
@@ -105,7 +105,7 @@ def read_limit(name: str, text: str) -> float | int | None:
 
 def read_rate(text: str) -> float:
     """A rate in messages a second. Raises ``InvalidArgument``."""
-    rate = formats.rate_of(text)
+    rate = rate_of(text)
     if rate is None:
         raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
     return rate

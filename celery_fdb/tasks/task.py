@@ -54,16 +54,16 @@ from typing import Any
 
 from celery import Task
 from celery.canvas import _chain, chord, group
-from celery.utils.time import rate
 from kombu.common import Broadcast
 
 from celery_fdb.tasks import failures
 from kombu_fdb import Broker
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.api.queue import Queue
+from kombu_fdb.engine.scheduling.limit_changes import LIMIT_KINDS
 from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.ranges import FLAG, LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
+from kombu_fdb.primitives.ranges import FLAG, LONGEST_S, SHORTEST_S, Kind, rate_of, refused
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import DEDUP_IDS, text_of
 from kombu_fdb.transport.errors import raise_as_amqp
@@ -303,7 +303,7 @@ class FdbTask(Backoff, Task):
         if self.max_in_flight is not None:
             limits["max_in_flight"] = self.max_in_flight
         if self.rate_limit_key is not None:
-            limits["rate"] = rate(self.rate_limit_key)
+            limits["rate"] = rate_of(self.rate_limit_key)
         return limits
 
     @classmethod
@@ -381,18 +381,13 @@ def _check_argument(cls: type[FdbTask], name: str) -> None:
     raise OptionError(f"{name} is not an argument of the task", task=_name(cls), argument=argument, fix=advice)
 
 
-def _is_rate(text: Any) -> bool:
-    try:
-        return isinstance(text, str) and is_number(rate(text), SLOWEST, MOST)
-    except (ValueError, KeyError, OverflowError, ZeroDivisionError):
-        return False
-
-
 _KINDS = {
-    "max_in_flight": Kind.whole("a whole number of at least 1", 1).or_none(),
-    "dedup_window": Kind("a number of seconds", lambda value: is_number(value, 0, LONGEST_S) and value > 0).or_none(),
-    "dead_letter": Kind("True or False", lambda value: value is None or FLAG.accepts(value)),
-    "rate_limit_key": Kind('a rate such as "10/s", "100/m" or "5/h"', lambda text: text is None or _is_rate(text)),
+    "max_in_flight": LIMIT_KINDS["max_in_flight"],
+    "dedup_window": Kind.number(f"a number of seconds of at least {SHORTEST_S}", SHORTEST_S, LONGEST_S).or_none(),
+    "dead_letter": Kind("True or False", FLAG.accepts).or_none(),
+    "rate_limit_key": Kind(
+        'a rate such as "10/s", "100/m" or "5/h"', lambda text: isinstance(text, str) and rate_of(text) is not None
+    ).or_none(),
 }
 
 

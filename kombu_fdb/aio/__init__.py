@@ -59,7 +59,7 @@ from kombu_fdb.api.job import Job as SyncJob
 from kombu_fdb.api.queue import Queue as SyncQueue
 from kombu_fdb.errors import ForkedError, InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death, Peeked, Spot
-from kombu_fdb.primitives.ranges import is_whole, shown
+from kombu_fdb.primitives.ranges import Kind
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Watch
@@ -529,8 +529,7 @@ THREADS = 8
 
 
 def _checked(threads: int) -> int:
-    if not is_whole(threads, 1):
-        raise InvalidArgument("threads must be a whole number of at least 1", given=shown(threads))
+    Kind.whole("a whole number of at least 1", 1).check("threads", threads)
     return threads
 
 

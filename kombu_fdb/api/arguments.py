@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict
 
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
-from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, Kind, is_number, shown, utf8
 
 #: Called between two transactions of a long verb; True ends the verb there.
 Stop = Callable[[], bool]
@@ -71,10 +71,7 @@ def check_name(what: str, given: Any) -> str:
 
 def check_limit(given: int | None, least: int = 0) -> None:
     """How many at most; None for as many as there are. Raises ``InvalidArgument``."""
-    if given is not None and not is_whole(given, least):
-        raise InvalidArgument(
-            f"a limit is a whole number, {least} or more", given=shown(given), fix=f"At most {MOST:,}."
-        )
+    Kind.whole(f"a whole number, {least} or more", least, fix=f"At most {MOST:,}.").or_none().check("limit", given)
 
 
 def seconds(what: str, given: float) -> float:

@@ -30,10 +30,11 @@ from typing import Any, Unpack
 from kombu_fdb.api.arguments import Conditions, Stop, check_limit, check_name, never, seconds
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, LetterWalk, task_of
+from kombu_fdb.engine.scheduling.limit_changes import LIMIT_KINDS
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.ranges import MOST, SLOWEST, is_number, shown
+from kombu_fdb.primitives.ranges import TEXT
 
 NO_ID = (b"", None)
 #: A paced replay moves at once what is due in this many seconds, and asks ``stop`` as often.
@@ -113,8 +114,7 @@ class DeadLetters:
         if to is not None:
             check_name("queue's name", to)
         walk, engine = self._walk(conditions), self._connection.engine
-        if rate is not None and not is_number(rate, SLOWEST, MOST):
-            raise InvalidArgument("a rate is more than 0 messages a second", rate=shown(rate))
+        LIMIT_KINDS["rate"].check("rate", rate)
         part = partial(engine.dead_letters.replay_part, walk, to=to)
         return self._move(part, limit, progress, stop, rate=rate)
 
@@ -219,6 +219,8 @@ class DeadLetters:
         conditions: dict[str, Any] = {**given}
         if conditions.get("message_id", True) in NO_ID:  # which is none, so that all letters would meet it
             raise InvalidArgument("no message's id", message_id=conditions["message_id"])
+        for name in ("reason", "queue", "key", "task", "error"):
+            TEXT.or_none().check(name, conditions.get(name))
         moments: dict[str, Any] = {}
         for name, condition in (("older_than", "died_before_ms"), ("younger_than", "died_after_ms")):
             age_s = conditions.pop(name, None)

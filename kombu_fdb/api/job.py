@@ -24,7 +24,6 @@ called ``"processing-queue"``, after the recipe it comes from.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable
 from types import TracebackType
@@ -35,7 +34,7 @@ from kombu_fdb.errors import AlreadySettled, CommitUnknown, InvalidArgument, Kom
 from kombu_fdb.model import Death, Delivery, Lease
 from kombu_fdb.primitives import failure
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.ranges import is_number, milliseconds
+from kombu_fdb.primitives.ranges import milliseconds
 
 # -- backoff -----------------------------------------------------------------------------------------------------------
 
@@ -215,8 +214,6 @@ def due_at(delay: float) -> int:
 
     Raises ``InvalidArgument``.
     """
-    if is_number(delay, -math.inf, 0) and delay:
-        raise InvalidArgument("a delay can't be negative", delay=delay)
     # The clock shows a moment that began up to a millisecond ago.
     return Clock().wall_ms() + 1 + milliseconds("delay", delay) if delay else 0
 

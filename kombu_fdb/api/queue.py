@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
@@ -16,7 +15,6 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.publish import split_batch
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import (
-    NO_PRIORITY,
     URGENT,
     KeyCounts,
     KeyLimits,
@@ -34,7 +32,7 @@ from kombu_fdb.model import (
     View,
 )
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.primitives.ranges import is_number, milliseconds, shown, utf8
+from kombu_fdb.primitives.ranges import PRIORITY, milliseconds, shown, utf8
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 
@@ -70,8 +68,7 @@ def publication(
 def _priority(options: Options, given: int | None) -> int:
     zero_first = options.priority_order == "redis"
     priority = 0 if given is None else given
-    if priority not in range(NO_PRIORITY, URGENT + 1):
-        raise InvalidArgument("priority must be 0 to 9", given=given)
+    PRIORITY.check("priority", priority)
     return URGENT - priority if zero_first else priority
 
 
@@ -86,9 +83,10 @@ def _bytes(payload: bytes | str) -> bytes:
 
 def positive_ms(name: str, seconds: float) -> int:
     """Rounded up to whole milliseconds. Raises ``InvalidArgument``."""
-    if not is_number(seconds, 0, math.inf) or seconds == 0:
+    found = milliseconds(name, seconds)
+    if not found:
         raise InvalidArgument(f"{name} must be more than 0 seconds", given=seconds)
-    return milliseconds(name, seconds)
+    return found
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------

@@ -78,8 +78,7 @@ ARGUMENT_KINDS = {
 def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
     """Raises ``InvalidArgument`` for values that, once stored, would make lists of queues unreadable."""
     for name in names:
-        if not isinstance(getattr(declared, name), bool):
-            raise InvalidArgument(f"{name} must be true or false", given=shown(getattr(declared, name)))
+        FLAG.check(name, getattr(declared, name))
     if not isinstance(declared.arguments, dict):
         raise InvalidArgument("arguments must be a dictionary", given=shown(declared.arguments))
 

@@ -39,6 +39,10 @@ LONGEST_MS = 100 * 366 * 86_400_000
 LONGEST_S = LONGEST_MS // 1_000
 #: The slowest rate, in messages per second: one in a hundred years.
 SLOWEST = 1 / LONGEST_S
+#: The shortest window of an id, in seconds.
+SHORTEST_S = 0.001
+#: Units as people write them.
+LETTERS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def is_whole(value: object, least: int, most: int = MOST) -> bool:
@@ -86,6 +90,16 @@ def milliseconds(name: str, seconds: Any) -> int:
     return -int(-seconds * 1000 // 1)
 
 
+def rate_of(text: str) -> float | None:
+    """Messages a second, as Celery writes rates: 10, 10/s, 100/m, 1000/h. None for another text, or out of range."""
+    number, _, unit = text.partition("/")
+    try:
+        rate = float(number) / LETTERS_S[unit or "s"]
+    except (ValueError, KeyError):
+        return None
+    return rate if SLOWEST <= rate <= MOST else None  # nan is not
+
+
 def moment(name: str, value: int) -> int:
     """A time in milliseconds since 1970. Raises ``InvalidArgument``."""
     if not is_whole(value, 0, LATEST_MS):
@@ -121,6 +135,12 @@ class Kind(NamedTuple):
         """The kind, or None."""
         return Kind(f"{self.what}, or None", lambda value: value is None or self.accepts(value), self.fix)
 
+    def check(self, name: str, value: Any) -> None:
+        """Raises ``InvalidArgument`` for a value that it does not accept."""
+        if not self.accepts(value):
+            fix = {"fix": self.fix} if self.fix else {}
+            raise InvalidArgument(f"{name} must be {self.what}", given=shown(value), **fix)
+
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
@@ -137,9 +157,8 @@ def refused(schema: Mapping[str, Kind], values: Mapping[str, Any]) -> Iterator[t
 
 def check_fields(schema: Mapping[str, Kind], of: object) -> None:
     """Check these attributes of a value. Raises ``InvalidArgument`` for the first that its kind does not accept."""
-    for name, value, kind in refused(schema, {name: getattr(of, name) for name in schema}):
-        fix = {"fix": kind.fix} if kind.fix else {}
-        raise InvalidArgument(f"{name} must be {kind.what}", given=shown(value), **fix)
+    for name, kind in schema.items():
+        kind.check(name, getattr(of, name))
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

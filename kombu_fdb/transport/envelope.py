@@ -73,7 +73,7 @@ from kombu.utils.json import JSONEncoder, object_hook, textual_types
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, decode_json, encode_json
 from kombu_fdb.model import LONGEST_TASK_ID, NO_SESSION, URGENT, Death, Delivery, Lease, Peeked, Publication
-from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_whole, number, shown, utf8
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, SHORTEST_S, is_whole, number, shown, utf8
 
 # -- times -------------------------------------------------------------------------------------------------------------
 
@@ -174,8 +174,6 @@ _SQS_DEDUP_ID = "MessageDeduplicationId"
 DEDUP_IDS = frozenset({"dedup_id", "x-deduplication-id", _SQS_DEDUP_ID})
 #: Headers and properties for the ids of a publication.
 IDS = DEDUP_IDS | {"once_id"}
-#: The shortest window.
-SHORTEST_S = 0.001
 #: Names that steer a message, here or in other brokers: most messages have none of them.
 _STEERING = _KEYS | IDS | TIMES | ROUTES
 #: Header names and types of tasks that are known to be good: an application has few different ones.

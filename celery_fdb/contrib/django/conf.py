@@ -71,9 +71,9 @@ _KINDS = {
     "app": Kind("a string, 'package.module:name'", TEXT.accepts),
     "broker_url": Kind("a string, such as 'fdb+sqlite:////var/lib/app/broker.db'", TEXT.accepts),
     "options": Kind("a dict, as broker_transport_options", lambda value: isinstance(value, Mapping)),
-    "page_size": Kind.whole("a whole number from 1 to 500", 1, 500),
+    "page_size": brokers.PAGE_SIZE,
     "show_bodies": Kind("True or False", FLAG.accepts),
-    "connect_timeout": Kind.number("a number of seconds from 0.1 to 60", 0.1, 60),
+    "connect_timeout": brokers.CONNECT_TIMEOUT,
     "checks": Kind("True or False", FLAG.accepts),
 }
 

@@ -17,8 +17,9 @@ import click
 from celery import Celery
 from celery.app.utils import find_app
 
+from celery_fdb.cli.options import Seconds
 from celery_fdb.contrib.outbox import Outbox
-from celery_fdb.contrib.outbox.relay import FORMAT, run
+from celery_fdb.contrib.outbox.relay import FORMAT, INTERVALS, LIMITS, run
 
 
 def _app(ctx: click.Context, param: click.Parameter, value: str) -> Celery:
@@ -50,8 +51,8 @@ def _connect(ctx: click.Context, param: click.Parameter, value: str) -> Callable
 @click.option(
     "--mark", type=click.Choice(["?", "%s"]), help="The driver's placeholder, if the driver does not name it."
 )
-@click.option("--interval", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="Seconds.")
-@click.option("--limit", type=click.IntRange(1, 2000), default=100, show_default=True, help="Rows per batch.")
+@click.option("--interval", type=Seconds(*INTERVALS), default=1.0, show_default=True, help="Seconds.")
+@click.option("--limit", type=click.IntRange(*LIMITS), default=100, show_default=True, help="Rows per batch.")
 @click.option("--once", is_flag=True, help="Publish what is due and exit.")
 @click.option("--retry-poison", is_flag=True, help="First retry the rows that failed for good.")
 def main(

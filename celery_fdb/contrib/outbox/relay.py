@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 #: Exit codes; 2 is wrong usage.
 OK, FAILED, UNREACHABLE = 0, 1, 3
 LONGEST_PAUSE_S = 30.0
+#: What its command lines take: the least and the most seconds of an interval, and rows of a batch.
+INTERVALS, LIMITS = (0.01, 3600.0), (1, 2000)
 #: The format of log lines.
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 

@@ -188,7 +188,8 @@ def _at_least(least: int) -> Kind:
     return Kind.whole(f"a whole number of at least {least}", least, fix=f"At most {MOST:,}.")
 
 
-_LIMITS = {
+#: What each limit of a key may be.
+LIMIT_KINDS = {
     "paused": FLAG,
     **{
         name: _at_least(least) if name in {"weight", "burst"} else _at_least(least).or_none()
@@ -213,7 +214,7 @@ _CONTROL = {
 
 def check_limits(limits: KeyLimits) -> None:
     """Raises ``InvalidArgument``."""
-    check_fields(_LIMITS, limits)
+    check_fields(LIMIT_KINDS, limits)
 
 
 def check_control(control: QueueControl) -> None:

@@ -1,6 +1,7 @@
 import pytest
 
-from celery_fdb.inspection.formats import age, limit, moment, rate, rate_of, took
+from celery_fdb.inspection.formats import age, limit, moment, rate, took
+from kombu_fdb.primitives.ranges import rate_of
 
 
 @pytest.mark.parametrize("ms", [-1, 0, 2**53, 2**63, 10**30, -(10**30), 1e300])

@@ -47,9 +47,9 @@ def test_a_good_project_has_nothing_to_mend(app, configure):
     [
         ({"PAGESIZE": 3}, "PAGE_SIZE"),
         ({"page_size": 3}, "PAGE_SIZE"),
-        ({"PAGE_SIZE": "3"}, "whole number"),
-        ({"PAGE_SIZE": 0}, "whole number"),
-        ({"PAGE_SIZE": 501}, "whole number"),
+        ({"PAGE_SIZE": "3"}, "1 to 500 rows"),
+        ({"PAGE_SIZE": 0}, "1 to 500 rows"),
+        ({"PAGE_SIZE": 501}, "1 to 500 rows"),
         ({"SHOW_BODIES": 1}, "True or False"),
         ({"CONNECT_TIMEOUT": True}, "seconds"),
         ({"OPTIONS": []}, "dict"),

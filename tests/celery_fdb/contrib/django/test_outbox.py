@@ -190,7 +190,8 @@ def test_poison_is_an_exit_code_and_tried_again_when_asked(charge, sent):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--limit", "0"), ("--interval", "0"), ("--interval", "1e10"), ("--database", "nosuch")]
+    ("option", "value"),
+    [("--limit", "0"), ("--interval", "0"), ("--interval", "1e10"), ("--interval", "nan"), ("--database", "nosuch")],
 )
 def test_wrong_usage_of_the_relay(option, value):
     with pytest.raises(CommandError, match=option):

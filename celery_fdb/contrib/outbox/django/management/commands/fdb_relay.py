@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from celery_fdb.contrib.outbox.django.database import outbox
-from celery_fdb.contrib.outbox.relay import FORMAT, run
+from celery_fdb.contrib.outbox.relay import FORMAT, INTERVALS, LIMITS, run
 from kombu_fdb.errors import OptionError
 
 
@@ -25,8 +25,9 @@ class Command(BaseCommand):
         parser.add_argument("--retry-poison", action="store_true", help="first retry the rows that failed for good")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        if not 0.01 <= options["interval"] <= 3600 or not 1 <= options["limit"] <= 2000:
-            raise CommandError("--interval must be 0.01 to 3600 seconds, --limit 1 to 2000 rows", returncode=2)
+        for name, (least, most) in (("interval", INTERVALS), ("limit", LIMITS)):
+            if not least <= options[name] <= most:
+                raise CommandError(f"--{name} must be {least:g} to {most:g}", returncode=2)
         if not logging.getLogger("celery_fdb.contrib.outbox").hasHandlers():
             logging.basicConfig(level=logging.INFO, format=FORMAT)
         try:
