@@ -11,17 +11,19 @@ order to about a second. Unreadable rows are skipped.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from celery.states import FAILURE
 
-from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup
+from celery_fdb.history.layout import Counters, HistoryKeys, Range, RunGroup
 from celery_fdb.history.options import LARGEST_SEGMENT
 from celery_fdb.history.run import FAILED, Run, bounded
+from kombu_fdb.engine.stored.parts import rows_from
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.layout import pack, pack_int, range_of, readable, unpack_as
 from kombu_fdb.store.protocol import Transaction
@@ -256,9 +258,7 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
     return sorted(found_ids, reverse=True), read
 
 
-def _segments_with(
-    tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], tuple[bytes, bytes]]
-) -> list[int]:
+def _segments_with(tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], Range]) -> list[int]:
     """The segments that have a row in their range. Asks :data:`SEGMENTS_AT_ONCE` segments at a time."""
     having: list[int] = []
     for start in range(0, len(numbers), SEGMENTS_AT_ONCE):
@@ -287,19 +287,60 @@ def active(tr: Transaction, keys: HistoryKeys, *, limit: int = 1_000) -> list[tu
 
 def holders(tr: Transaction, keys: HistoryKeys, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:
     """The sessions of ``limit`` rows of active runs, and the cursor to go on with; b"" at the end."""
-    begin, end = keys.all_active
-    rows = tr.get_range(max(begin, cursor), end, limit=limit, snapshot=True)
-    found = {session for session, _ in readable(rows, keys.split_active)}
-    return found, rows[-1][0] + b"\x00" if len(rows) == limit else b""
+    rows, following = rows_from(tr, [keys.all_active], cursor, limit)
+    return {session for session, _ in readable(rows, keys.split_active)}, following
 
 
-def counters(
-    tr: Transaction, begin: bytes, end: bytes, split: Callable[[bytes], P]
-) -> tuple[list[tuple[P, Counters]], bytes]:
-    """Counters of :data:`MOST_COUNTERS` rows, with what ``split`` makes of the key; and where the next ones begin."""
-    rows = tr.get_range(begin, end, limit=MOST_COUNTERS, snapshot=True)
+#: Some rows of counters, with what their keys say; and where to go on, b"" at the end.
+Counted = tuple[list[tuple[P, Counters]], bytes]
+
+
+def slots(
+    tr: Transaction, keys: HistoryKeys, length_s: int, begin_s: int, end_s: int, cursor: bytes
+) -> Counted[tuple[int, str]]:
+    """Counters of some slots of this length that begin in ``begin_s <= t < end_s``, by time and task."""
+    return _counters(tr, keys.slots(length_s, begin_s, end_s), keys.split_slot, cursor)
+
+
+def series(tr: Transaction, keys: HistoryKeys, length_s: int, begin_s: int, end_s: int) -> dict[int, Counters]:
+    """The counters of all tasks together, by the beginning of each slot; of one part of the slots."""
+    return dict(_counters(tr, keys.all_tasks_in(length_s, begin_s, end_s), keys.split_all_tasks)[0])
+
+
+def totals(tr: Transaction, keys: HistoryKeys) -> dict[str, Counters]:
+    """Counters since the first run, by task; of one part of the tasks."""
+    return dict(_counters(tr, keys.totals, keys.split_total)[0])
+
+
+def _counters(tr: Transaction, whole: Range, split: Callable[[bytes], P], cursor: bytes = b"") -> Counted[P]:
+    rows, following = rows_from(tr, [whole], cursor, MOST_COUNTERS)
     found: list[tuple[P, Counters]] = []
     for place, value in readable(rows, split):
         with suppress(FormatError):
             found.append((place, Counters.unpack(value)))
-    return found, rows[-1][0] + b"\0" if len(rows) == MOST_COUNTERS else b""
+    return found, following
+
+
+# -- how much there is -------------------------------------------------------------------------------------------------
+
+
+def settings(tr: Transaction, keys: HistoryKeys) -> dict[str, Any] | None:
+    """The bounds that the last worker to start has set; None if none keeps a history."""
+    value = tr.get(keys.settings, snapshot=True)
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def dropped(tr: Transaction, keys: HistoryKeys) -> int:
+    """How many runs could not be kept, ever."""
+    return int.from_bytes((tr.get(keys.dropped, snapshot=True) or b"")[:8], "little")
+
+
+def kept(tr: Transaction, keys: HistoryKeys) -> int:
+    """How many runs are in the history."""
+    return sum(runs for _, runs in segments(tr, keys).values())

@@ -241,32 +241,18 @@ class HistoryStore:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def settings(self) -> dict[str, Any] | None:
-        """The bounds that the last worker to start has set; None if none keeps a history."""
-        value = self._read(lambda tr: tr.get(self.keys.settings, snapshot=True))
-        if value is None:
-            return None
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def dropped(self) -> int:
-        """How many runs could not be kept, ever."""
-        value = self._read(lambda tr: tr.get(self.keys.dropped, snapshot=True))
-        return int.from_bytes((value or b"")[:8], "little")
-
-    def kept(self) -> int:
-        """How many runs are in the history."""
-        return sum(runs for _, runs in self._read(lambda tr: reading.segments(tr, self.keys)).values())
-
+    settings = _reading(reading.settings)
+    dropped = _reading(reading.dropped)
+    kept = _reading(reading.kept)
     page = _reading(reading.page)
     segments = _reading(reading.newest_first)
     workflows_in = _reading(reading.workflows_in)
     active = _reading(reading.active)
     holders = _reading(reading.holders)
     _runs_of = _reading(reading.runs_of)
+    series = _reading(reading.series)
+    totals = _reading(reading.totals)
+    _slots = _reading(reading.slots)
 
     def runs_of_task(self, task_id: str, *, limit: int = 100) -> list[Run]:
         """The newest runs of a task, in the order in which they began."""
@@ -285,25 +271,13 @@ class HistoryStore:
 
     def slots(self, length_s: int, begin_s: int, end_s: int) -> list[tuple[int, str, Counters]]:
         """Counters of the slots of this length that begin in ``begin_s <= t < end_s``, by task."""
-        begin, end = self.keys.slots(length_s, begin_s, end_s)
         found: list[tuple[int, str, Counters]] = []
-        while begin:
-            part, begin = self._counters(begin, end, self.keys.split_slot)
+        cursor = b""
+        while True:
+            part, cursor = self._slots(length_s, begin_s, end_s, cursor)
             found += [(at, task, counted) for (at, task), counted in part]
-        return found
-
-    def series(self, length_s: int, begin_s: int, end_s: int) -> dict[int, Counters]:
-        """The counters of all tasks together, by the beginning of each slot; of one part of the slots."""
-        return dict(self._counters(*self.keys.all_tasks_in(length_s, begin_s, end_s), self.keys.split_all_tasks)[0])
-
-    def totals(self) -> dict[str, Counters]:
-        """Counters since the first run, by task; of one part of the tasks."""
-        return dict(self._counters(*self.keys.totals, self.keys.split_total)[0])
-
-    def _counters(
-        self, begin: bytes, end: bytes, split: Callable[[bytes], T]
-    ) -> tuple[list[tuple[T, Counters]], bytes]:
-        return self._read(lambda tr: reading.counters(tr, begin, end, split))
+            if not cursor:
+                return found
 
     # -- how ---------------------------------------------------------------------------------------------------------
 

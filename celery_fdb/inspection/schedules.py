@@ -41,7 +41,7 @@ from celery_fdb import brokers
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, KombuFDBError, OptionError
 from kombu_fdb.keyspace.layout import pack as pack_key
-from kombu_fdb.keyspace.layout import range_of, unpack_as
+from kombu_fdb.keyspace.layout import range_of, readable, unpack_as
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import MOST, is_number
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction
@@ -189,8 +189,7 @@ class ScheduleStore:
 
     def paused(self) -> set[str]:
         """The names of entries that beats don't publish."""
-        rows = self._page(*range_of(self._paused))
-        return {str(unpack_as(key[len(self._paused) :], str)[0]) for key, _ in rows}
+        return {name for name, _ in readable(self._page(*range_of(self._paused)), partial(_name, self._paused))}
 
     def is_paused(self, name: str) -> bool:
         """Whether this entry is paused."""
@@ -232,9 +231,13 @@ class ScheduleStore:
         return self._prefix + pack_key(name)
 
     def _readable(self, rows: Iterable[KeyValue]) -> Iterator[EntryReport]:
-        for key, value in rows:
+        for name, value in readable(rows, partial(_name, self._prefix)):
             with suppress(FormatError):
-                yield unpack(str(unpack_as(key[len(self._prefix) :], str)[0]), value)
+                yield unpack(name, value)
+
+
+def _name(prefix: bytes, key: bytes) -> str:
+    return str(unpack_as(key[len(prefix) :], str)[0])
 
 
 def schedule_of(broker: Broker, *, timeout_s: float | None = None) -> ScheduleStore:

@@ -39,6 +39,7 @@ class Upkeep(Verbs):
     expired_heads = read(expiry.at_heads)
     clear_rows = write(topology.clear_if)
     clear_copy = write(copies.clear_abandoned)
+    clear_buckets_part = write(key_limits.clear_full)
     asides = read(quarantine.read)
     set_aside = write(quarantine.write)
     forget_aside = write(quarantine.forget)
@@ -91,11 +92,6 @@ class Upkeep(Verbs):
         """Clear some dedup ids whose window ended ``kept_ms`` ago, by this process's clock. Returns how many."""
         end_ms = max(0, self._run.now() - kept_ms)
         return self._run.part(publish.clear_ended, publish.ENTRIES_PER_TRANSACTION, end_ms)
-
-    def clear_buckets_part(self, cursor: bytes = b"") -> bytes:
-        """Clear the full ones among some token buckets. Returns where to continue; b"" at the end."""
-        begin = cursor or self._run.keys.all_buckets[0]
-        return self._run.write(lambda work: key_limits.clear_full(work, begin))
 
     def rows(self, whole: Range) -> list[KeyValue]:
         """All rows of a range, read in parts, for a FailureDetector."""

@@ -41,6 +41,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.keyspace.codec import control_of, decode_count, limits_of
@@ -147,14 +148,14 @@ def credit(work: Work, buckets: Iterable[tuple[KeyValue, int] | None]) -> None:
             work.tr.set(row[0], encode(Bucket(tokens, min(bucket.filled_ms + unchanged_ms, LAST_MS))))
 
 
-def clear_full(work: Work, begin: bytes) -> bytes:
-    """Clear full buckets among the next :data:`BUCKETS_PER_PART`. Returns where to continue, b"" at the end."""
-    rows = work.tr.get_range(begin, work.keys.all_buckets[1], limit=BUCKETS_PER_PART, snapshot=True)
+def clear_full(work: Work, cursor: bytes = b"") -> bytes:
+    """Clear the full ones among some token buckets. Returns where to continue; b"" at the end."""
+    rows, following = parts.rows_from(work.tr, [work.keys.all_buckets], cursor, BUCKETS_PER_PART)
     for row, limits in zip(rows, _limits(work, rows), strict=True):
         if _is_full(row[1], limits, work.now_ms):
             work.tr.add_read_conflict_key(row[0])
             work.tr.clear(row[0])
-    return rows[-1][0] + b"\x00" if len(rows) == BUCKETS_PER_PART else b""
+    return following
 
 
 def _limits(work: Work, rows: list[KeyValue]) -> list[KeyLimits]:

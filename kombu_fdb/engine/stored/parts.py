@@ -93,13 +93,13 @@ class AdaptiveBatch:
 # -- where the next part begins ----------------------------------------------------------------------------------------
 
 
-def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
+def rows_from(tr: Transaction, ranges: Sequence[Range], cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
     """Up to ``most`` rows of the ranges, which are in key order, and where to continue; b"" at the end.
 
     ``cursor``: b"" to begin with. Snapshot, in one round trip.
     """
     left = [(max(begin, cursor), end, most) for begin, end in ranges if cursor < end]
-    rows = [row for part in work.tr.get_ranges(left, snapshot=True) for row in part][:most] if left else []
+    rows = [row for part in tr.get_ranges(left, snapshot=True) for row in part][:most] if left else []
     return rows, rows[-1][0] + b"\x00" if len(rows) == most else b""
 
 
@@ -119,7 +119,7 @@ def rows_by(work: Work, ranges: Sequence[Range], cursor: bytes, most: int, last:
 
     So a walk ends, however fast messages arrive.
     """
-    rows, following = rows_from(work, ranges, cursor, most)
+    rows, following = rows_from(work.tr, ranges, cursor, most)
     if following and not came_by(last, rows[-1][0]):
         following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
     return [row for row in rows if came_by(last, row[0])], following

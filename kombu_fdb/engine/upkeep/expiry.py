@@ -56,7 +56,7 @@ def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[
     Conflicts only with a transaction that takes one of the dropped messages.
     """
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
-    rows, following = parts.rows_from(work, ranges, cursor, limit)
+    rows, following = parts.rows_from(work.tr, ranges, cursor, limit)
     found = [(row, read_or(None, Record.decode, row[1])) for row in rows]  # a claim buries unreadable ones
     expired = [(row, record) for row, record in found if record is not None and record.has_expired(work.now_ms)]
     take_out(work, queue, [row for row, _ in expired])

@@ -60,3 +60,13 @@ def test_an_entry_that_is_told_of_meanwhile_stays(store, clock, monkeypatch):
     assert store.forget_old(clock.wall_ms()) == ["b"]
     monkeypatch.undo()
     assert [each.name for each in store.reports()] == ["a"]
+
+
+def test_a_key_that_can_not_be_read_costs_no_other_entry_its_place(store, clock):
+    """Of a pause as of an entry."""
+    store.report([told("a", clock)])
+    store.pause("a")
+    for prefix in (store._prefix, store._paused):
+        store._retry.repeat(lambda tr, key=prefix + b"\x01\x01\x02": tr.set(key, b""), timeout_s=30.0)
+    assert [each.name for each in store.reports()] == ["a"]
+    assert store.paused() == {"a"}

@@ -25,7 +25,7 @@ def test_each_row_comes_once_and_in_order(most):
     found = []
     parts, cursor = 0, b""
     while parts == 0 or cursor:
-        rows, cursor = bench.engine.transactions.read(lambda work: rows_from(work, RANGES, cursor, most))  # noqa: B023
+        rows, cursor = bench.engine.transactions.read(lambda work: rows_from(work.tr, RANGES, cursor, most))  # noqa: B023
         assert len(rows) == most if cursor else len(rows) < most
         found, parts = found + rows, parts + 1
     assert found == ROWS
