@@ -90,12 +90,17 @@ def report_of(name: str, entry: Any, now_ms: int, again_s: float) -> EntryReport
     """The report of an entry of a scheduler. An entry that raises is reported with its error as the timing."""
     try:
         runs = int(entry.total_run_count or 0)
-        queue = str((entry.options or {}).get("queue") or "")
+        queue = queue_of(entry)
         last_ms = ms_of(entry.last_run_at) if runs else None
         task, timing, next_ms = str(entry.task), text_of(entry.schedule), _next_ms(entry, now_ms)
     except BROKEN as error:
         task, timing, queue, last_ms, next_ms, runs = "", f"{type(error).__name__}: {error}", "", None, None, 0
     return EntryReport(fit(name), fit(task), fit(timing), fit(queue), last_ms, next_ms, runs, now_ms, again_s)
+
+
+def queue_of(entry: Any) -> str:
+    """The queue that an entry names; "" for none."""
+    return str((entry.options or {}).get("queue") or "")
 
 
 def fit(text: str) -> str:

@@ -36,11 +36,11 @@ from kombu_fdb import Broker
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError, QueueNotFound, StoreUnavailable
-from kombu_fdb.model import Listed, Part, Peeked, Spot
+from kombu_fdb.model import URGENT, Listed, Part, Peeked, Spot
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
-from kombu_fdb.transport.envelope import Envelope, open_payload, payload_of
+from kombu_fdb.transport.envelope import Envelope, open_payload, payload_of, whole_of
 
 # -- a task's message --------------------------------------------------------------------------------------------------
 
@@ -199,10 +199,9 @@ def publish(broker: Broker, request: Request) -> Outcome:
     arguments = (read_json("args", given["args"], list), read_json("kwargs", given["kwargs"], dict))
     (view,) = look(broker, queues=[request.queue]).queues
     task_id, key = str(UUID(bytes=random_id())), given["fair_key"]
+    priority = whole_of("priority", given["priority"], URGENT) if given["priority"] else None
     payload = make(view.name, task, arguments, task_id, [("fair_key", key)] if key else [])
-    broker.queue(view.name).put(
-        payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
-    )
+    broker.queue(view.name).put(payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=priority)
     return Outcome(f"Published {task} {task_id} to {view.name}.")
 
 
@@ -234,14 +233,6 @@ def _delay_s(text: str) -> float:
     if seconds is None:
         raise InvalidArgument("no delay", given=shown(text), fix="Write a time such as 90s, 10m or 2h.")
     return seconds
-
-
-def _priority(text: str) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal() or len(text) > 1:
-        raise InvalidArgument("priority must be 0 to 9", given=shown(text))
-    return int(text)
 
 
 # -- outcomes of selected messages -------------------------------------------------------------------------------------

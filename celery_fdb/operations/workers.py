@@ -25,14 +25,15 @@ from celery_fdb.operations.action import Action, Field, Outcome, Request
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.ranges import shown
+from kombu_fdb.primitives.ranges import Kind, shown
+from kombu_fdb.transport.envelope import whole_of
 
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
 #: Seconds that a worker has to answer.
 TIMEOUT_S = 2.0
-MOST_PROCESSES = 100
+PROCESSES = Kind.whole("1 to 100 processes", 1, 100)
 
 
 def _shutdown(_: Broker, request: Request) -> Outcome:
@@ -42,10 +43,9 @@ def _shutdown(_: Broker, request: Request) -> Outcome:
 
 def _resize(verb: str, _: Broker, request: Request) -> Outcome:
     """``verb``: ``pool_grow`` or ``pool_shrink``."""
-    text = request.fields.get("by", "").strip()
-    if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= MOST_PROCESSES:
-        raise InvalidArgument("not a number of processes", given=text[:20], fix=f"Write 1 to {MOST_PROCESSES}.")
-    return _answered(request, verb, int(text))
+    number = whole_of("the number", request.fields.get("by", "").strip())
+    PROCESSES.check("the number", number)
+    return _answered(request, verb, number)
 
 
 def _limit(_: Broker, request: Request) -> Outcome:

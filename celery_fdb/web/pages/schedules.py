@@ -19,7 +19,16 @@ from starlette.responses import Response
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
 from celery_fdb.inspection import formats
-from celery_fdb.inspection.schedules import BROKEN, EntryReport, configured, entry_of, fit, schedule_of, text_of
+from celery_fdb.inspection.schedules import (
+    BROKEN,
+    EntryReport,
+    configured,
+    entry_of,
+    fit,
+    queue_of,
+    schedule_of,
+    text_of,
+)
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
 from celery_fdb.web.request_context import RequestContext
@@ -140,7 +149,7 @@ def _configured(app: Celery | None, name: str, written: Any, last_run: LastRun, 
             **row,
             "task": task,
             "timing": text_of(timing),
-            "queue": str((entry.options or {}).get("queue", "")),
+            "queue": queue_of(entry),
             "run": run,
             "following": _from(timing, _first(timing, run, now)),
         }

@@ -231,6 +231,7 @@ def test_a_running_task_is_ended_from_its_page(operator, visit, app, broker, mon
     [
         ("worker_grow", {"by": "many"}),
         ("worker_grow", {"by": "9999"}),
+        ("worker_grow", {"by": "0"}),
         ("worker_rate", {"task": "t", "rate": "fast"}),
         ("worker_time_limit", {"task": "t", "hard": "0"}),
         ("worker_time_limit", {"hard": "2m"}),
@@ -260,7 +261,7 @@ NOW = datetime(2031, 5, 5, 12, 30, tzinfo=UTC)
 def test_entries_with_their_last_and_next_run(operator, app, broker):
     app.conf.beat_schedule = {
         "often": {"task": "shop.remind", "schedule": 300.0, "options": {"queue": "mails"}},
-        "nightly": {"task": "shop.report", "schedule": crontab(hour=3, minute=15)},
+        "nightly": {"task": "shop.report", "schedule": crontab(hour=3, minute=15), "options": {"queue": None}},
         "broken": {"task": "shop.x", "schedule": "sometimes"},
         "empty": None,
     }
@@ -274,7 +275,7 @@ def test_entries_with_their_last_and_next_run(operator, app, broker):
     assert [(each.day, each.hour, each.minute) for each in rows["nightly"]["following"]] == [
         (day, 3, 15) for day in (6, 7, 8)
     ]
-    assert rows["nightly"]["run"] is None
+    assert (rows["nightly"]["run"], rows["nightly"]["queue"]) == (None, "")
     assert rows["broken"]["problem"]
     assert rows["empty"]["problem"]
     page = operator.see("/schedules")
