@@ -129,7 +129,7 @@ def text_of(timing: Any) -> str:
     if type(timing) is schedule:
         return f"every {timing.human_seconds.replace('.00 ', ' ')}"
     text = str(timing).removeprefix("<").removesuffix(">")
-    return f"{text.removesuffix(CELERYS_HINT)} {timing.tz}" if isinstance(timing, crontab) else text
+    return fit(f"{text.removesuffix(CELERYS_HINT)} {timing.tz}" if isinstance(timing, crontab) else text)
 
 
 def pack(report: EntryReport) -> bytes:

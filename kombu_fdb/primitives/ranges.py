@@ -24,10 +24,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
 from kombu_fdb.errors import InvalidArgument, QueueError
-from kombu_fdb.model import (
-    NO_PRIORITY,
-    URGENT,
-)
+from kombu_fdb.model import NO_PRIORITY, URGENT
 from kombu_fdb.primitives.masking import plain
 
 #: The largest whole number that every JSON parser preserves.

@@ -160,7 +160,6 @@ class Duty:
     def __init__(
         self,
         name: str,
-        guard: Guard,
         find: Callable[[], Collection[str]],
         step: Callable[[str], object],
         pause: Callable[[bool], float],
@@ -182,7 +181,6 @@ class Duty:
         self.due_at = 0.0
         #: Whether it is due at a message's known time, and must not be late.
         self.is_exact = False
-        self._guard = guard
         self._find = find
         self._step = step
         self._pause = pause
@@ -193,21 +191,21 @@ class Duty:
     def is_due(self, now: float) -> bool:
         return now >= self.due_at
 
-    def run(self, budget: parts.Budget) -> float:
+    def run(self, guard: Guard, budget: parts.Budget) -> float:
         """Do a part of the duty. Returns in how many seconds to call again."""
-        self._take_turns(budget)
+        self._take_turns(guard, budget)
         pause_s = self._pause(budget.is_spent)
         self.is_exact = self._waits_for_messages and pause_s < LOOK_S
         return pause_s
 
-    def _take_turns(self, budget: parts.Budget) -> None:
+    def _take_turns(self, guard: Guard, budget: parts.Budget) -> None:
         """Give each subject a step in turn, starting after the last subject of the previous call."""
-        ordered = sorted(each for each in self._find() if not self._guard.is_aside(self.name, each))
+        ordered = sorted(each for each in self._find() if not guard.is_aside(self.name, each))
         first = bisect_right(ordered, self._last_subject)
         waiting = deque(ordered[first:] + ordered[:first])
         while waiting and budget.spend():
             subject = self._last_subject = waiting.popleft()
-            if self._guard.attempt(self.name, subject, partial(self._step, subject)):
+            if guard.attempt(self.name, subject, partial(self._step, subject)):
                 waiting.append(subject)
 
 
@@ -216,7 +214,6 @@ class Duty:
 
 def routine(
     name: str,
-    guard: Guard,
     find: Callable[[], Collection[str]],
     step: Callable[[str], object],
     pause_s: float,
@@ -229,12 +226,11 @@ def routine(
     def pause(is_spent: bool) -> float:
         return 0.0 if is_spent and at_once else pause_s
 
-    return Duty(name, guard, find, step, pause, everywhere=everywhere)
+    return Duty(name, find, step, pause, everywhere=everywhere)
 
 
 def walk(
     name: str,
-    guard: Guard,
     find: Callable[[], Collection[str]],
     part: Callable[[str, bytes], bytes],
     pause_s: float,
@@ -265,7 +261,7 @@ def walk(
             cursors.clear()  # the remaining ones are set aside
         return between_s if cursors else pause_s
 
-    return Duty(name, guard, unfinished, step, pause)
+    return Duty(name, unfinished, step, pause)
 
 
 def _whole() -> list[str]:
@@ -300,7 +296,7 @@ def promotion(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     def pause(is_spent: bool) -> float:
         return 0.0 if is_spent else _until(moments, clock)
 
-    return Duty(name, guard, find, step, pause, waits_for_messages=True)
+    return Duty(name, find, step, pause, waits_for_messages=True)
 
 
 def _until(moments: Iterable[int | None], clock: Clock) -> float:
@@ -309,7 +305,7 @@ def _until(moments: Iterable[int | None], clock: Clock) -> float:
     return max(0.0, min([LOOK_S, *((each - now_ms) / 1000 for each in moments if each is not None)]))
 
 
-def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> Duty:
+def unused_queues(engine: Engine, clock: Clock, interval_s: float) -> Duty:
     """Delete queues that have been unused for longer than their ``x-expires``."""
     detector: FailureDetector[str] = FailureDetector()
     silent: dict[str, bytes] = {}
@@ -324,10 +320,10 @@ def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float)
     def expire(queue: str) -> None:
         engine.queues.expire(queue, silent[queue])
 
-    return routine("expire queues", guard, find, expire, interval_s)
+    return routine("expire queues", find, expire, interval_s)
 
 
-def expired_heads(engine: Engine, clock: Clock, guard: Guard) -> Duty:
+def expired_heads(engine: Engine, clock: Clock) -> Duty:
     """Drop a message at the head of its queue as soon as its time to live is over."""
     upkeep = engine.upkeep
     #: The queues with a time to live, and when to look for them again.
@@ -355,7 +351,7 @@ def expired_heads(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     def pause(_: bool) -> float:
         return _until(moments, clock) if queues else FULL_INTERVAL_S
 
-    return Duty("drop expired heads", guard, find, step, pause, waits_for_messages=True)
+    return Duty("drop expired heads", find, step, pause, waits_for_messages=True)
 
 
 def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
@@ -364,7 +360,7 @@ def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clo
     return detector.silent()
 
 
-def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
+def leftovers(engine: Engine, clock: Clock) -> Duty:
     """Clear rows left by dead processes: commit tokens, copies that no burial took, asides, services."""
     upkeep, keys = engine.upkeep, engine.keys
     detector: FailureDetector[bytes] = FailureDetector()
@@ -392,10 +388,10 @@ def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
         else:
             upkeep.clear_copy(rows[0])
 
-    return routine("clear leftovers", guard, find, clear, LEFT_INTERVAL_S)
+    return routine("clear leftovers", find, clear, LEFT_INTERVAL_S)
 
 
-def orphans(engine: Engine, clock: Clock, guard: Guard) -> Duty:
+def orphans(engine: Engine, clock: Clock) -> Duty:
     """Clear rows of deleted queues and exchanges."""
     detector: FailureDetector[tuple[str, str]] = FailureDetector()
     silent: dict[str, tuple[str, str, bytes]] = {}
@@ -409,10 +405,10 @@ def orphans(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     def clear(subject: str) -> None:
         engine.upkeep.clear_orphan(*silent[subject])
 
-    return routine("clear orphans", guard, find, clear, LEFT_INTERVAL_S, at_once=False)
+    return routine("clear orphans", find, clear, LEFT_INTERVAL_S, at_once=False)
 
 
-def totals(engine: Engine, guard: Guard) -> Duty:
+def totals(engine: Engine) -> Duty:
     """Forget the totals of deleted queues, and of all but the busiest keys."""
     steps: Iterator[None] = iter(())
 
@@ -421,10 +417,10 @@ def totals(engine: Engine, guard: Guard) -> Duty:
         steps = steps if cursor else engine.upkeep.trim_totals()
         return b"more" if next(steps, "over") is None else b""
 
-    return walk("trim totals", guard, _whole, part, LEFT_INTERVAL_S)
+    return walk("trim totals", _whole, part, LEFT_INTERVAL_S)
 
 
-def samples(engine: Engine, clock: Clock, guard: Guard) -> Duty:
+def samples(engine: Engine, clock: Clock) -> Duty:
     """Sample what the queues hold and do, for charts."""
     began_s = 0.0
     #: The last sampled step of each series.
@@ -446,7 +442,7 @@ def samples(engine: Engine, clock: Clock, guard: Guard) -> Duty:
         spent_s, step_s = clock.monotonic() - began_s, SERIES["hour"].step_s
         return max(step_s - clock.wall_ms() / 1000 % step_s, spent_s / SAMPLING)
 
-    return Duty("sample", guard, begin, sample, pause)
+    return Duty("sample", begin, sample, pause)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -470,27 +466,23 @@ def table(
         # Regain what older processes keep. Not at once: an older consumer may keep it again as fast as it returns.
         routine(
             "bring back newer messages",
-            guard,
             lambda: _whole() if may_be_newer() else [],
             lambda _: upkeep.regain_part(),
             NEWER_INTERVAL_S,
             at_once=False,
             everywhere=True,
         ),
-        unused_queues(engine, clock, guard, interval_s),
-        expired_heads(engine, clock, guard),
+        unused_queues(engine, clock, interval_s),
+        expired_heads(engine, clock),
         # Purge the rest of deleted queues.
-        walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
+        walk("finish deletions", queues.being_deleted, queues.finish_deletion_part, interval_s),
         # Finish a change of limits whose process has died.
-        routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
+        routine("follow limits", upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
         # Shed the oldest. Not at once: a trimmed message may return as a dead letter, endlessly.
-        routine(
-            "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
-        ),
+        routine("trim full queues", upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False),
         # Drop letters that the queues ``<queue>.dead`` no longer keep.
         walk(
             "trim dead letters",
-            guard,
             engine.dead_letters.queues,
             lambda queue, _: b"more" if engine.dead_letters.trim_part(queue) else b"",
             TIDY_INTERVAL_S,
@@ -498,25 +490,18 @@ def table(
         # Drop expired messages that no consumer claims: a slow walk through all ready ones.
         walk(
             "drop expired messages",
-            guard,
             ready_queues,
             lambda queue, cursor: upkeep.drop_expired_part(queue, cursor)[1],
             EXPIRED_INTERVAL_S,
             between_s=LOOK_S,
         ),
         # Clear dedup ids whose window is over.
-        routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
+        routine("clear dedup ids", _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
         # Clear rows that are no longer needed.
-        walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
-        walk(
-            "clear marks of imports",
-            guard,
-            _whole,
-            lambda _, cursor: engine.transfer.forget_marks_part(cursor),
-            LEFT_INTERVAL_S,
-        ),
-        leftovers(engine, clock, guard),
-        orphans(engine, clock, guard),
-        totals(engine, guard),
-        samples(engine, clock, guard),
+        walk("clear full buckets", _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
+        walk("clear marks of imports", _whole, lambda _, at: engine.transfer.forget_marks_part(at), LEFT_INTERVAL_S),
+        leftovers(engine, clock),
+        orphans(engine, clock),
+        totals(engine),
+        samples(engine, clock),
     ]

@@ -144,7 +144,8 @@ class Sweep(duties.Duty):
     def __init__(
         self, engine: Engine, clock: Clock, guard: duties.Guard, session_id: SessionId, interval_s: float
     ) -> None:
-        super().__init__("sweep", guard, self._find_silent, self._end, self._next_look, everywhere=True)
+        self._guard = guard
+        super().__init__("sweep", self._find_silent, self._end, self._next_look, everywhere=True)
         self._engine = engine
         self._clock = clock
         #: What the last beat has read, and when; another thread puts it here. Only the last: several looks at once
@@ -367,7 +368,7 @@ class DutyCycle:
         report: Callable[[str, str, Exception | None], None] | None = None,
     ) -> None:
         """``report``: as the guard's (``duties.py``), once per subject that is set aside; the default logs it."""
-        guard = duties.Guard(engine.upkeep, clock, report or _warn)
+        self._guard = guard = duties.Guard(engine.upkeep, clock, report or _warn)
         self._engine = engine
         self._clock = clock
         #: The watch that fires for each message that is delayed.
@@ -469,7 +470,7 @@ class DutyCycle:
         """Give a duty its turn. Returns whether it has used its budget."""
         duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # a failing duty is due again later, not at once
         budget = self._budget()
-        pause_s = duty.run(budget)
+        pause_s = duty.run(self._guard, budget)
         now = self._clock.monotonic()
         duty.due_at = now + pause_s
         if duty is self._duties[0]:

@@ -77,7 +77,7 @@ class SingleDuties(DutyCycle):
         self._complete("clear leftovers")
 
     def _complete(self, name: str) -> None:
-        next(each for each in self._duties if each.name == name).run(Budget(self._clock))
+        next(each for each in self._duties if each.name == name).run(self._guard, Budget(self._clock))
 
 
 def sweep(observer: Broker, silent: Broker) -> None:

@@ -19,16 +19,7 @@ from starlette.responses import Response
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
 from celery_fdb.inspection import formats
-from celery_fdb.inspection.schedules import (
-    BROKEN,
-    EntryReport,
-    configured,
-    entry_of,
-    fit,
-    queue_of,
-    schedule_of,
-    text_of,
-)
+from celery_fdb.inspection.schedules import BROKEN, EntryReport, configured, entry_of, queue_of, schedule_of, text_of
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.catalogue import named
 from celery_fdb.web.request_context import RequestContext
@@ -110,7 +101,7 @@ def _timing(app: Celery | None, report: EntryReport, written: Any) -> Any:
     """The timing in the app's configuration, if beat reports the same; else None."""
     try:
         timing = None if written is None else entry_of(app, report.name, written).schedule
-        return timing if timing is not None and fit(text_of(timing)) == report.timing else None
+        return timing if timing is not None and text_of(timing) == report.timing else None
     except BROKEN:
         return None
 

@@ -12,7 +12,7 @@ from kombu_fdb.routing.tables import QueueDeclaration
 
 def next_look(bench):
     guard = Guard(bench.engine.upkeep, bench.clock, lambda *_: None)
-    return expired_heads(bench.engine, bench.clock, guard).run(Budget(bench.clock, seconds=1.0, transactions=50))
+    return expired_heads(bench.engine, bench.clock).run(guard, Budget(bench.clock, seconds=1.0, transactions=50))
 
 
 @pytest.mark.parametrize("key", ["", "k"])

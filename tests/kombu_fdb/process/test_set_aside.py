@@ -23,8 +23,8 @@ class Failures:
         self.recovered = []
         self._bench = Bench(FaultyDatabase())
         self.upkeep = self._bench.engine.upkeep
-        guard = Guard(self.upkeep, self._bench.clock, lambda _duty, *told: self._note(*told))
-        self._duty = routine("work", guard, lambda: [f"{number:03}" for number in range(MANY)], self._step, LOOK_S)
+        self._guard = Guard(self.upkeep, self._bench.clock, lambda _duty, *told: self._note(*told))
+        self._duty = routine("work", lambda: [f"{number:03}" for number in range(MANY)], self._step, LOOK_S)
 
     def _note(self, subject, error):
         (self.recovered if error is None else self.reported).append(subject)
@@ -36,7 +36,7 @@ class Failures:
     def run(self):
         """A round after which all subjects had their turns. Returns the pause until the next one."""
         for _ in range(2):
-            pause_s = self._duty.run(Budget(self._bench.clock, transactions=MANY * 2 // 3))
+            pause_s = self._duty.run(self._guard, Budget(self._bench.clock, transactions=MANY * 2 // 3))
         return pause_s
 
     def later(self, seconds):

@@ -200,7 +200,7 @@ def test_a_new_duty_is_one_row_of_the_table(monkeypatch, *, everywhere):
             done.append(clock.monotonic())
             raise ValueError(subject)
 
-        row = duties_of.routine("x", guard, lambda: ["a"], step, 20, everywhere=everywhere)
+        row = duties_of.routine("x", lambda: ["a"], step, 20, everywhere=everywhere)
         return [*made(engine, clock, guard, *others), row]
 
     monkeypatch.setattr(duties_of, "table", with_row)

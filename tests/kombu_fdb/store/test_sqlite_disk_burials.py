@@ -77,7 +77,7 @@ def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(b
     sweep = Sweep(engine, clock, guard, engine.transactions.ids(), 0.1)
     until = clock.monotonic() + PATIENCE_S
     while other.stats().ready < 5 and clock.monotonic() < until:
-        sweep.run(Budget(clock))
+        sweep.run(guard, Budget(clock))
     assert other.stats().ready == 5
     assert reported == ["sweep"]
     assert queue.stats().leased > 1
