@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -292,17 +292,21 @@ class ScheduleSync:
         return name in self._skipped
 
     def _is_paused(self, name: str) -> bool:
-        if not self._is_ours:
-            return False
+        last = name in self._skipped
+        hears_not = f"beat does not hear whether {name} is paused"
+        return self._is_ours and self._ask(lambda store, _: store.is_paused(name), hears_not, last)
+
+    def _ask(self, ask: Callable[[ScheduleStore, Broker], bool], failed: str, otherwise: bool) -> bool:
+        """The answer of the store; ``otherwise``, with a warning that it ``failed``, if there is none."""
         try:
-            return schedule_of(self._holding.broker(), timeout_s=TIMEOUT_S).is_paused(name)
+            broker = self._holding.broker()
+            return ask(schedule_of(broker, timeout_s=TIMEOUT_S), broker)
         except OptionError:
-            self._is_ours = False
-            return False
+            self._is_ours = False  # another kind of broker; a publish there raises what is wrong
         except KombuFDBError as error:
-            logger.warning("beat does not hear whether %s is paused: %s", name, error)
+            logger.warning("%s: %s", failed, error)
             self._holding.forget()
-            return name in self._skipped
+        return otherwise
 
     def look(self, schedule: Mapping[str, Any]) -> float | None:
         """Report what is new. Returns the seconds until the next look; None: at beat's next tick."""
@@ -331,20 +335,14 @@ class ScheduleSync:
         reports = [
             each._replace(last_ms=ms_of(skipped[each.name])) if each.name in skipped else each for each in reports
         ]
-        try:
-            broker = self._holding.broker()
-            store = schedule_of(broker, timeout_s=TIMEOUT_S)
+
+        def report(store: ScheduleStore, broker: Broker) -> bool:
             store.report(reports, gone)
             if forget:
                 store.forget_old(brokers.common_ms(broker.inspect.sessions(), now_ms))
-        except OptionError:
-            self._is_ours = False  # another kind of broker; a publish there raises what is wrong
-            return False
-        except KombuFDBError as error:
-            logger.warning("beat's schedule was not reported to the store: %s", error)
-            self._holding.forget()
-            return False
-        return True
+            return True
+
+        return self._ask(report, "beat's schedule was not reported to the store", otherwise=False)
 
     def close(self) -> None:
         """Give the store back."""
