@@ -13,7 +13,12 @@ class Machine(RuleBasedStateMachine):
     database: Database
 
 
-def run(machine: type[Machine], database: Database, *, examples: int, steps: int = 50) -> None:
+def run(
+    machine: type[Machine], database: Database, *, examples: int, steps: int = 50, derandomize: bool = False
+) -> None:
+    """``derandomize``: the same histories each time."""
     on_it = type(machine.__name__, (machine,), {"database": database})
-    chosen = settings(max_examples=examples, stateful_step_count=steps, deadline=None, database=None)
+    chosen = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, database=None, derandomize=derandomize
+    )
     run_state_machine_as_test(on_it, settings=chosen)

@@ -1,30 +1,25 @@
-"""A consumer among others: when it waits, serves, evicts, and is alone again (``process/combiner_client.py``)."""
+"""A consumer among its rivals: how long it waits for what, and what comes between two steps of one of its calls.
+
+Who waits, serves and is evicted is in ``kit/waiters.py``.
+"""
 
 import struct
+import threading
 from itertools import cycle
+from unittest.mock import Mock
 
 import pytest
-from kit.simulation.connection import Flag
+from kit.interruption import interrupt, runs_handlers
+from kit.waiters import OPTIONS, Consumer, Middle
 
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.errors import Conflict, SessionLost, StoreUnavailable
-from kombu_fdb.process import combiner_client
-from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Contention
-from kombu_fdb.settings.options import Options
+from kombu_fdb.process import client_session, combiner_client
+from kombu_fdb.process.client_session import CLAIM_TIMEOUTS
+from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, Contention
 
 QUEUES = ["q"]
-LONGEST_S = 5.0
-OPTIONS = Options(operation_timeout=5.0)
-
-
-class Middle:
-    """Chance that is none."""
-
-    @staticmethod
-    def uniform(a, b, /):
-        return (a + b) / 2
 
 
 class Longest(Middle):
@@ -33,100 +28,6 @@ class Longest(Middle):
     @staticmethod
     def uniform(a, b, /):
         return max(a, b)
-
-
-class Consumer:
-    """One process with one consumer."""
-
-    def __init__(self, bench, want=1, longest_s=LONGEST_S, spread=Middle):
-        self.engine = bench.another()
-        self.client_session = ClientSession(self.engine, OPTIONS, self.engine.sessions.open({}), Flag(), bench.clock)
-        self.contention = Contention()
-        self.rung = False
-        self.granted = []
-        self.begin = lambda: CombinerClient(
-            self._ring, bench.clock.monotonic, spread(), longest_s, self.contention, self.granted
-        )
-        self.combiner = self.begin()
-        self.contention.contest(QUEUES)
-        self._want = want
-        self._clock = bench.clock
-
-    def _ring(self):
-        self.rung = True
-
-    def turn(self, *, serve=True):
-        """As its owner does: join, look, serve. What it got."""
-        self.granted.clear()
-        self.rung = False
-        if not self.combiner.in_wait_queue:
-            self.combiner.join(self.client_session, QUEUES, self._want, [])
-        self.combiner.attend(self.engine)
-        if serve and not self.granted and self.combiner.is_first:
-            self.combiner.serve(QUEUES)
-        return [each.payload for each in self.granted]
-
-    def see_the_wait_queue(self):
-        """As one does who has just become the first."""
-        demand = self.combiner._demand
-        assert demand is not None
-        self.combiner._waiting = self.engine.messages.look(demand)[0].waiting
-
-    def sleep(self):
-        """Until it wants to look; how long that was."""
-        pause_s = self.combiner.next_look_s()
-        assert pause_s is not None
-        self._clock.advance(pause_s)
-        return pause_s
-
-
-def test_a_lone_consumer_is_the_first(bench):
-    one = Consumer(bench)
-    assert one.turn() == []
-    assert one.combiner.is_first
-    bench.put(b"a")
-    assert one.turn() == [b"a"]
-    assert not one.combiner.in_wait_queue
-
-
-def test_who_waits_is_rung_when_it_was_granted_something(bench):
-    one, two = Consumer(bench), Consumer(bench)
-    assert (one.turn(), two.turn()) == ([], [])
-    one.combiner.leave()
-    assert two.rung
-    two.turn()
-    assert two.combiner.is_first
-    one.turn()
-    bench.put(b"a", b"b")
-    two.see_the_wait_queue()
-    assert two.turn() == [b"a"]
-    assert one.rung
-    assert one.turn() == [b"b"]
-    assert one.client_session.known
-
-
-def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench):
-    one, two, *others = (Consumer(bench) for _ in range(5))
-    one.turn()
-    two.turn()
-    for each, longest_s in zip(others, (combiner_client.NEAR_S, combiner_client.NEAR_S, LONGEST_S), strict=True):
-        pauses = []
-        for _ in range(8):
-            each.turn()
-            pauses.append(each.sleep())
-        assert pauses == sorted(pauses)
-        assert pauses[0] == pytest.approx(combiner_client.UNHURRIED * PATIENCE_S * 1.125)
-        assert pauses[-1] == pytest.approx(longest_s * 1.125)
-        assert not each.combiner.is_first, "an idle first one stays"
-
-
-def test_the_one_behind_the_first_looks_twice_a_second(bench):
-    one, two = Consumer(bench), Consumer(bench)
-    one.turn()
-    for _ in range(8):
-        two.turn()
-        longest_s = two.sleep()
-    assert longest_s == pytest.approx(combiner_client.NEXT_S * 1.125)
 
 
 def test_a_consumer_far_behind_seldom_asks_for_work(bench, monkeypatch):
@@ -163,50 +64,6 @@ def test_who_is_woken_does_not_ask_for_work(bench, monkeypatch):
     assert asked, "it looks by itself"
 
 
-def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(bench):
-    """Where services take long, all who wait would look many times for each."""
-    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
-    for each in (one, two, three):
-        each.turn()
-    patient_s = combiner_client.UNHURRIED * 3.0
-    bench.write(lambda tr: tr.set(bench.engine.keys.served(wait_queue.name(["q"])), served_row(3.0)))
-    for each, pause_s in ((two, combiner_client.NEXT_S), (three, patient_s)):
-        each.sleep()
-        each.turn()
-        assert each.sleep() == pytest.approx(pause_s * 1.125)
-
-
-def test_others_find_it_if_both_are_gone(bench):
-    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
-    for each in (one, two, three):
-        each.turn()
-    bench.put(b"a")
-    found, looks = three.turn(), 0
-    while not found:
-        three.sleep()
-        found, looks = three.turn(), looks + 1
-    assert looks <= 12
-
-
-def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench):
-    """BOUNDED: however long everybody had been idle before, two looks with work find it."""
-    one, two = Consumer(bench), Consumer(bench)
-    one.turn()
-    two.turn()
-    bench.put(b"a")
-    found, waited_s = two.turn(), 0.0
-    while not found:
-        waited_s += two.sleep()
-        found = two.turn()
-    assert found == [b"a"]
-    assert PATIENCE_S <= waited_s <= 1.0
-    one.sleep()
-    one.turn()
-    assert not one.combiner.in_wait_queue, "it finds that it has ended"
-    one.turn()
-    assert one.combiner.is_first, "it was only slow, and has joined again"
-
-
 @pytest.mark.parametrize("is_another", [False, True])
 @pytest.mark.parametrize("patience_s", [0.0, 4.0])
 def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(bench, patience_s, *, is_another):
@@ -221,7 +78,7 @@ def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(bench,
         waited_s += 0.2
         two.combiner.leave()
         if is_another:
-            two.combiner = two.begin()
+            two.begin()
         found = two.turn() or two.turn()
         assert waited_s <= patience_s + 1.0
 
@@ -230,7 +87,7 @@ def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(bench,
 @pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5), (3, 9.0), (4, 13.0)])
 def test_of_an_idle_wait_queue_those_who_do_not_serve_are_replaced(bench, dead, within_s, idle_s):
     """BOUNDED: however long all had been idle before. Those that become the next one and the third are told so."""
-    consumers = [Consumer(bench, 1, LONGEST_S, Longest) for _ in range(6)]
+    consumers = [Consumer(bench, spread=Longest) for _ in range(6)]
     for each in consumers:
         each.turn()
     stay_idle(bench, consumers, idle_s)
@@ -266,17 +123,6 @@ def work_comes(bench, consumer):
     return bench.clock.monotonic() - began_s
 
 
-def test_after_a_deposition_everybody_is_more_patient(bench):
-    """BOUNDED: else all would evict each other for working, where each service takes longer than that."""
-    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
-    for each in (one, two, three):
-        each.turn()
-    bench.put(b"a")
-    while not two.turn():
-        two.sleep()
-    assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "it is not known yet how long a service takes"
-
-
 def served_row(patience_s):
     """Of a wait queue whose last service has left so much patience."""
     return bytes(16) + struct.pack(">I", round(1000 * patience_s))
@@ -286,32 +132,6 @@ def patience_s(bench):
     """What stands in the wait queue."""
     _, value = bench.engine.upkeep.rows(bench.engine.keys.all_served)[0]
     return float(struct.unpack(">I", value[16:])[0]) / 1000
-
-
-def test_a_new_standing_knows_how_long_services_take(bench):
-    """Each take that waits has its own (``api/consumer.py``), and serves once."""
-    one = Consumer(bench)
-    one.contention.served(wait_queue.name(QUEUES), alone=False, took_s=1.0)
-    one.turn()
-    bench.put(b"a")
-    assert one.turn() == [b"a"]
-    assert patience_s(bench) == 4.0
-
-
-def test_patience_comes_to_an_end(bench):
-    """BOUNDED: with the services that follow a slow one, whichever consumer takes them, even if it is its first."""
-    one = Consumer(bench)
-    one.turn()
-    one.contention.served(wait_queue.name(QUEUES), alone=False, took_s=60.0)
-    bench.put(b"a")
-    assert one.turn() == [b"a"]
-    assert patience_s(bench) == combiner_client.MOST_PATIENCE_S
-    services = 0
-    while patience_s(bench) > PATIENCE_S:
-        bench.put(b"a")
-        assert Consumer(bench).turn() == [b"a"]
-        services += 1
-    assert services == 14
 
 
 def test_patience_lasts_until_each_has_served_quickly_again(bench):
@@ -382,36 +202,13 @@ def test_a_server_tells_how_long_its_service_takes(bench, monkeypatch, took_s, p
     assert two.combiner._patience_s == pytest.approx(patience_s, abs=0.1)  # between attempts there is a pause
 
 
-def test_a_first_one_that_works_is_not_deposed(bench):
-    one, two = Consumer(bench), Consumer(bench)
-    one.turn()
-    for number in range(20):
-        two.turn()
-        bench.put(b"%d" % number)
-        two.sleep()
-        assert one.turn() == [b"%d" % number]
-        two.turn()
-        one.turn()
-        one, two = two, one  # the next one is the first
-
-
-def test_it_is_alone_again_after_long_without_competitors(bench):
+def test_it_is_alone_again_after_long_without_rivals(bench):
     one = Consumer(bench)
     for _ in range(LONELY + 1):
         assert one.contention.is_contested(QUEUES)
         bench.put(b"a")
         assert one.turn() == [b"a"]
     assert not one.contention.is_contested(QUEUES)
-
-
-def test_two_that_never_meet_in_the_wait_queue_know_of_each_other(bench):
-    """Each is alone there when it serves, and claims would collide."""
-    one, two = Consumer(bench), Consumer(bench)
-    for _ in range(LONELY):
-        bench.put(b"a", b"b")
-        assert (one.turn(), two.turn()) == ([b"a"], [b"b"])
-    assert one.contention.is_contested(QUEUES)
-    assert two.contention.is_contested(QUEUES)
 
 
 def test_wait_queues_that_are_known_are_bounded():
@@ -429,93 +226,6 @@ def test_the_order_of_the_queues_does_not_matter():
     assert not contention.is_contested(["ab"])
 
 
-# -- how it ends -------------------------------------------------------------------------------------------------------
-
-
-def test_leaving_brings_what_was_granted(bench):
-    one, two = Consumer(bench), Consumer(bench)
-    two.turn()
-    one.turn()
-    bench.put(b"a", b"b")
-    two.see_the_wait_queue()
-    two.turn()
-    one.combiner.leave()
-    assert [each.payload for each in one.granted] == [b"b"]
-    assert not one.combiner.in_wait_queue
-
-
-@pytest.mark.parametrize("granted", [False, True])
-def test_what_is_abandoned_ends_and_goes_back(bench, granted):
-    """DURABLE: only the session has to remember it."""
-    one, two = Consumer(bench), Consumer(bench)
-    two.turn()
-    one.turn()
-    bench.put(b"a", b"b")
-    if granted:
-        two.see_the_wait_queue()
-        two.turn()
-    one.combiner.abandon()
-    one.client_session.recover()
-    if not granted:
-        two.turn()
-    assert bench.counts() == (1, 0, 1)
-    assert not one.combiner.in_wait_queue
-
-
-def test_a_demand_whose_owner_looks_no_more_is_given_up(bench):
-    """Its thread is gone, by two exceptions at once."""
-    one, two = Consumer(bench), Consumer(bench)
-    one.turn()
-    bench.later(2 * OPTIONS.operation_timeout)
-    one.turn()
-    one.client_session.watch_claims()
-    two.turn()
-    bench.later(4 * OPTIONS.operation_timeout)
-    one.turn()
-    one.client_session.watch_claims()
-    two.client_session.watch_claims()
-    bench.put(b"a")
-    assert one.turn() == [b"a"]
-    assert bench.counts() == (0, 0, 1)
-    one.turn()
-    assert one.combiner.is_first, "the other one does not stand behind it any more"
-
-
-def test_what_comes_after_it_was_given_up_is_not_delivered(bench):
-    one, two = Consumer(bench), Consumer(bench)
-    two.turn()
-    one.turn()
-    bench.put(b"a", b"b")
-    two.see_the_wait_queue()
-    two.turn()
-    one.client_session.give_up(one.combiner._demand.first)  # type: ignore[union-attr]  # it has one
-    assert one.turn() == []
-    one.client_session.recover()
-    assert bench.counts() == (1, 0, 1)
-
-
-@pytest.mark.parametrize("verb", ["join", "serve", "look"])
-def test_an_error_of_the_store_leaves_it_where_it_was(bench, monkeypatch, verb):
-    one = Consumer(bench)
-    one.turn()
-    bench.put(b"a")
-    with monkeypatch.context() as patch:
-        patch.setattr(one.engine.messages, verb, _fails)
-        if verb == "join":
-            one.combiner.leave()
-        else:
-            one.sleep()
-        with pytest.raises(StoreUnavailable):
-            one.turn()
-    assert one.turn() == [b"a"]
-    assert not one.client_session._suspects
-    assert len(bench.engine.upkeep.rows(bench.engine.keys.all_demands)) == 1, "a join clears those that are over"
-
-
-def _fails(*_, **__):
-    raise StoreUnavailable("the cluster is away")
-
-
 @pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.combiner.leave()])
 def test_a_new_session_begins_anew(bench, act):
     one = Consumer(bench)
@@ -526,7 +236,200 @@ def test_a_new_session_begins_anew(bench, act):
         act(one)
     except SessionLost:
         assert one.client_session.lost
-    one.client_session = ClientSession(one.engine, OPTIONS, one.engine.sessions.open({}), Flag(), bench.clock)
+    one.open()
     one.combiner.belong_to(one.client_session)
     bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.client_session.session_id})))
     assert one.turn() == [b"a"]
+
+
+# -- what comes in between ---------------------------------------------------------------------------------------------
+
+
+def waiting(bench, number):
+    """So many consumers, each of which knows its place."""
+    consumers = [Consumer(bench) for _ in range(number)]
+    for each in consumers:
+        each.join()
+    for each in consumers:
+        each.attend()
+    return consumers
+
+
+def demands(bench):
+    """How they stand, in any order."""
+    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_demands))
+    return sorted(value[:1] for _, value in rows)
+
+
+def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(bench, monkeypatch):
+    """The recovery of another thread has found no demand, and has not ended when the join notes that there is one."""
+    (one,) = waiting(bench, 1)
+    one.begin()
+    sessions, messages = one.engine.sessions, one.engine.messages
+    recover, join = sessions.recover, messages.join
+    recovered, joined = threading.Event(), threading.Event()
+    other = threading.Thread(target=one.client_session.recover)
+
+    def recover_slowly(*args):
+        released = recover(*args)  # type: ignore[arg-type]  # as they came
+        recovered.set()
+        joined.wait(10)
+        return released
+
+    def join_late(*args, **given):
+        one.combiner.abandon()
+        other.start()
+        recovered.wait(10)
+        join(*args, **given)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(sessions, "recover", recover_slowly)
+    monkeypatch.setattr(messages, "join", join_late)
+    one.join()
+    joined.set()
+    other.join()
+    one.client_session.recover()
+    assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
+
+
+def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(bench, monkeypatch):
+    """Its client would not close as long as it holds one."""
+    line, where = 0, "the first"
+    while where:
+        line += 1
+        (one,) = waiting(bench, 1)
+        bench.put(b"a")
+        serve = one.engine.messages.serve
+
+        def serve_and_end(*args, serve=serve, one=one):
+            served = serve(*args)
+            one.combiner.abandon()
+            one.client_session.recover()
+            return served
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.engine.messages, "serve", serve_and_end)
+            one.serve()
+        assert one.client_session.known
+        where = interrupt(one.client_session.recover, line, {client_session.__file__}, strikes=runs_handlers)
+        one.client_session.recover()
+        assert not one.client_session.known, where
+    assert line > 5
+
+
+def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench, monkeypatch):
+    """Frozen for longer than a claim may last, and both threads wake up at once: its messages are another's."""
+    one, two = waiting(bench, 2)
+    bench.put(b"a", b"b")
+    one.serve()
+    bench.later(CLAIM_TIMEOUTS * OPTIONS.operation_timeout + 1)
+    monotonic = bench.clock.monotonic
+
+    def look_meanwhile_given_up():
+        monkeypatch.setattr(bench.clock, "monotonic", monotonic)
+        two.client_session.watch_claims()
+        return monotonic()
+
+    two.combiner._rung = True
+    monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
+    two.client_session.look(two.combiner._demand)  # type: ignore[arg-type]  # it has one
+    assert two.granted == []
+    assert bench.counts() == (1, 0, 1)
+
+
+def test_a_look_that_fails_is_repeated_at_once(bench, monkeypatch):
+    one, two = waiting(bench, 2)
+    bench.put(b"a", b"b")
+    one.serve()
+    assert two.rung
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
+        patch.setattr(two.engine.messages, "look", Mock(side_effect=StoreUnavailable))
+        two.attend()
+    assert two.combiner.next_look_s() == 0.0
+    two.attend()
+    assert two.payloads == [b"b"]
+
+
+def test_a_new_first_one_has_the_same_patience(bench):
+    one, two, three = waiting(bench, 3)
+    bench.put(b"a")
+    for _ in range(2):
+        three.sleep()
+        three.attend()
+    one.combiner.leave()
+    three.sleep()
+    three.attend()
+    assert two.attend(), "it is the first by now, and was not evicted"
+
+
+def test_a_demand_whose_owner_looks_no_more_is_given_up(bench):
+    """Its thread is gone, by two exceptions at once; the other's owner looks."""
+    one, two = waiting(bench, 2)
+    for _ in range(3):
+        bench.later(2 * OPTIONS.operation_timeout)
+        one.combiner.look_again()
+        one.attend()
+        one.client_session.watch_claims()
+    two.client_session.watch_claims()
+    bench.put(b"a", b"b")
+    one.serve()
+    assert one.payloads == [b"a"]
+    assert bench.counts() == (1, 0, 1)
+
+
+def test_who_was_deposed_by_the_time_it_serves_finds_out(bench):
+    one, two = waiting(bench, 2)
+    two.engine.messages.evict(two.demand, one.engine.messages.look(one.demand)[0].first)
+    one.serve()
+    assert one.combiner.next_look_s() == 0.0
+    one.attend()
+    assert not one.combiner.in_wait_queue
+    one.client_session.watch_claims()
+    assert not one.client_session._claims
+    assert not one.client_session._suspects
+
+
+def test_what_is_found_after_nothing_was_is_its_own(bench):
+    """One message, more often than not: that shall be quick."""
+    one, two = waiting(bench, 2)
+    one.serve()
+    bench.put(b"a", b"b")
+    one.serve()
+    assert one.payloads == [b"a"]
+    assert two.attend(), "it is the first by now"
+
+
+def test_who_joins_later_is_served_as_well(bench):
+    """After a service that has found nothing, the first one serves itself until it looks again."""
+    (one,) = waiting(bench, 1)
+    one.serve()
+    two = Consumer(bench)
+    two.join()
+    one.sleep()
+    one.attend()
+    bench.put(b"a", b"b")
+    one.serve()
+    two.attend()
+    assert (one.payloads, two.payloads) == ([b"a"], [b"b"])
+
+
+def test_an_owner_that_ends_while_it_looks_watches_nothing(bench, monkeypatch):
+    one, two = waiting(bench, 2)
+    look = two.engine.messages.look
+    seen = []
+
+    def look_meanwhile_ended(*args, **given):
+        found = look(*args, **given)
+        seen.append(found[0])
+        two.combiner.abandon()
+        return found
+
+    monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
+    two.combiner.look_again()
+    two.attend()
+    cancelled = []
+    assert len(seen[0].watches) == 2
+    for watch in seen[0].watches:
+        watch.on_fire(lambda: cancelled.append(1))
+    one.combiner.leave()
+    two.client_session.recover()
+    assert not cancelled

@@ -1,9 +1,9 @@
-"""What stands in the rows of a wait queue, at its edges; what it does is in ``kit/conformance/wait_queues.py``."""
+"""What stands in the rows of a wait queue, at its edges; what it does is in ``kit/waiters.py``."""
 
 import struct
 
 import pytest
-from kit.conformance.wait_queues import Competitor
+from kit.conformance.wait_queues import Rival
 
 from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
@@ -36,21 +36,14 @@ def test_a_demand_asks_for_what_a_claim_may_have(bench, first, want, readable):
     assert wait_queue.waiting_in(name, [(b"key", value)]) == ({b"key": demand} if readable else {})
 
 
-def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench):
-    garbage = write(bench, b"s" * 16, 0, 0)
-    one, two = Competitor(bench), Competitor(bench)
-    assert (one.look().first, one.look().is_next) == (garbage, True)
-    assert not two.look().is_next
-
-
 def test_the_first_one_sees_the_first_of_many(bench, monkeypatch):
     monkeypatch.setattr(wait_queue, "SEEN", 3)
-    competitors = [Competitor(bench) for _ in range(5)]
-    assert [*competitors[0].look().waiting.values()] == [each.demand for each in competitors[:3]]
+    rivals = [Rival(bench) for _ in range(5)]
+    assert [*rivals[0].look().waiting.values()] == [each.demand for each in rivals[:3]]
 
 
 def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue(bench):
-    one, two, three = Competitor(bench), Competitor(bench), Competitor(bench)
+    one, two, three = Rival(bench), Rival(bench), Rival(bench)
     assert (two.look().server, two.look().patience_s) == (b"", 0.0)
     bench.put(b"a")
     bench.engine.messages.serve(one.demand, ["q"], one.look().waiting, patience=lambda: 0.375)
@@ -60,15 +53,8 @@ def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue
     assert (three.look().server, three.look().patience_s) == (one.session, 1.5), "who served last is the same"
 
 
-def test_a_line_that_was_never_served_can_be_told_to_be_patient(bench):
-    one, two = Competitor(bench), Competitor(bench)
-    two.engine.messages.evict(two.demand, two.look().first, 0.75)
-    assert (two.look().server, two.look().patience_s) == (bytes(16), 0.75)
-    assert one.look().stands == wait_queue.ENDED
-
-
 def test_a_service_that_is_damaged_says_nothing_of_patience(bench):
-    one = Competitor(bench)
+    one = Rival(bench)
     key = bench.engine.keys.served(one.demand.wait_queue)
     bench.write(lambda tr: tr.set(key, b"s" * 16 + b"\x00" * 5))
     assert (one.look().server, one.look().patience_s) == (b"s" * 16, 0.0)
