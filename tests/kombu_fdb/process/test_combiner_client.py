@@ -291,6 +291,24 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(bench, m
     assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
 
 
+def test_an_interrupted_join_waits_no_longer(bench, monkeypatch):
+    (one,) = waiting(bench, 1)
+    one.combiner.leave()
+    join = one.engine.messages.join
+
+    def join_and_be_interrupted(*args, **given):
+        join(*args, **given)  # type: ignore[arg-type]  # as they came
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine.messages, "join", join_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.join()
+    assert not one.combiner.in_wait_queue
+    one.client_session.recover()
+    assert waiting(bench, 1)[0].combiner.is_first, "no consumer stands before it"
+
+
 def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(bench, monkeypatch):
     """Its client would not close as long as it holds one."""
     line, where = 0, "the first"
@@ -314,6 +332,26 @@ def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(
         one.client_session.recover()
         assert not one.client_session.known, where
     assert line > 5
+
+
+def test_what_is_granted_to_an_owner_that_has_ended_goes_back(bench, monkeypatch):
+    """While it looks, which commits nothing that could be struck."""
+    one, two = waiting(bench, 2)
+    bench.put(b"a", b"b")
+    one.serve()
+    look = two.engine.messages.look
+
+    def look_meanwhile_ended(*args, **given):
+        done = look(*args, **given)
+        two.combiner.abandon()
+        return done
+
+    monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
+    two.attend()
+    two.client_session.recover()
+    assert two.granted == []
+    assert not two.client_session.known
+    assert bench.counts() == (1, 0, 1)
 
 
 def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench, monkeypatch):
