@@ -1,4 +1,4 @@
-"""What a wait queue of rivals must do, over any store (``engine/scheduling/wait_queue.py``).
+"""What a wait queue of competitors must do, over any store (``engine/scheduling/wait_queue.py``).
 
 The protocol is a state machine (``kit/waiters.py``). The examples beside it are what its messages and rows are not:
 queues, limits, payloads, and rows that can't be read.
@@ -26,7 +26,7 @@ from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
 
 
-class Rival:
+class Competitor:
     """A consumer of q that stands in the wait queue, in a process and a session of its own."""
 
     def __init__(self, bench: Bench, want: int = 1, *queues: str) -> None:
@@ -73,7 +73,7 @@ class WaitQueueConformance(OnBench):
         """Its claim finds the wait queue before it finds any message, and leaves all as it is."""
         bench.put(b"a", b"b", b"held")
         (held,) = bench.take(1)
-        rival = Rival(bench)
+        competitor = Competitor(bench)
         terms = ClaimTerms(acks=[held.lease], gives_way=True)
         if bench.engine.writers_take_turns:  # there is no wait queue
             assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"b"]
@@ -81,13 +81,13 @@ class WaitQueueConformance(OnBench):
         with pytest.raises(Outrun):
             bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)
         assert bench.counts() == (2, 0, 1), "nor is anything settled"
-        rival.engine.messages.leave(rival.demand)
+        competitor.engine.messages.leave(competitor.demand)
         assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"b"]
         assert bench.counts() == (1, 0, 1)
 
     def test_a_line_for_other_queues_is_not_in_the_way(self, bench: Bench) -> None:
         bench.put(b"a")
-        Rival(bench, 1, "q", "other")
+        Competitor(bench, 1, "q", "other")
         found = bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True))
         assert payloads(found) == [b"a"]
 
@@ -95,17 +95,17 @@ class WaitQueueConformance(OnBench):
         """It would be served for that one only."""
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         bench.put(b"a")
-        Rival(bench)
+        Competitor(bench)
         terms = ClaimTerms(consumers={"q": "tag"}, gives_way=True)
         assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"a"]
 
     def test_a_service_is_bounded(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        rivals = [Rival(bench, 3) for _ in range(4)]
+        competitors = [Competitor(bench, 3) for _ in range(4)]
         bench.put(*[b"%d" % number for number in range(12)])
-        monkeypatch.setattr(rivals[0].engine.messages._services, "size", 5)
-        assert payloads(rivals[0].serve().deliveries) == [b"0", b"2", b"4"]
-        assert payloads(rivals[1].collect()) == [b"1", b"3"]
-        assert rivals[2].look().is_first
+        monkeypatch.setattr(competitors[0].engine.messages._services, "size", 5)
+        assert payloads(competitors[0].serve().deliveries) == [b"0", b"2", b"4"]
+        assert payloads(competitors[1].collect()) == [b"1", b"3"]
+        assert competitors[2].look().is_first
 
     def test_the_order_is_that_of_one_consumer(self, bench: Bench) -> None:
         """FAIR, for any number of consumers."""
@@ -113,24 +113,24 @@ class WaitQueueConformance(OnBench):
             bench.put(*[f"{key}{number}".encode() for number in range(4)], key=key)
         alone = bench.payloads(12)
         bench.engine.messages.release([Lease(bench.session, number) for number in _numbers(bench)], counted=False)
-        rivals = [Rival(bench, 2) for _ in range(6)]
-        mine = rivals[0].serve().deliveries
-        dealt = [mine, *[each.collect() for each in rivals[1:]]]
+        competitors = [Competitor(bench, 2) for _ in range(6)]
+        mine = competitors[0].serve().deliveries
+        dealt = [mine, *[each.collect() for each in competitors[1:]]]
         assert payloads([each[turn] for turn in range(2) for each in dealt]) == alone
 
     def test_limits_hold_over_all(self, bench: Bench) -> None:
         """KEY-LIMIT."""
         bench.put(*[b"%d" % number for number in range(4)], key="a")
         bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=2))
-        rivals = [Rival(bench) for _ in range(4)]
-        rivals[0].serve()
+        competitors = [Competitor(bench) for _ in range(4)]
+        competitors[0].serve()
         assert bench.counts() == (2, 0, 2)
-        assert rivals[2].look().stands == WAITING
+        assert competitors[2].look().stands == WAITING
 
     def test_where_one_consumer_is_active_none_is_served(self, bench: Bench) -> None:
         """ONE-ACTIVE: each claims for itself, with its tag. The argument may come while they wait."""
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
-        one, two = Rival(bench), Rival(bench)
+        one, two = Competitor(bench), Competitor(bench)
         bench.put(b"a", b"b")
         assert one.serve() == Served([], 0, single=["q"])
         one.engine.messages.leave(one.demand)
@@ -140,7 +140,7 @@ class WaitQueueConformance(OnBench):
 
     def test_large_payloads_and_times_to_run_arrive(self, bench: Bench) -> None:
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-consumer-timeout": 60_000}))
-        one, two = Rival(bench), Rival(bench)
+        one, two = Competitor(bench), Competitor(bench)
         large = b"x" * (INLINE_BYTES + 1)
         bench.put(b"a")
         bench.put(large, ttr_ms=90_000)
@@ -150,7 +150,7 @@ class WaitQueueConformance(OnBench):
 
     def test_who_serves_has_the_whole_of_its_own(self, bench: Bench) -> None:
         """Of the others it reads the records only."""
-        one, two = Rival(bench, 2), Rival(bench)
+        one, two = Competitor(bench, 2), Competitor(bench)
         large = b"x" * (INLINE_BYTES + 1)
         bench.put(large, b"theirs", b"mine")
         assert payloads(one.serve().deliveries) == [large, b"mine"]
@@ -158,7 +158,7 @@ class WaitQueueConformance(OnBench):
 
     def test_an_unreadable_message_is_dead_lettered_by_the_serving_consumer(self, bench: Bench) -> None:
         """POISON-ENDS: whichever consumer's turn it is."""
-        one, two = Rival(bench), Rival(bench)
+        one, two = Competitor(bench), Competitor(bench)
         bench.put(b"a", b"b", b"c")
         begin, end = range_of(bench.engine.keys.ready("q"))
         rows: list[bytes] = []
@@ -174,7 +174,7 @@ class WaitQueueConformance(OnBench):
         queues = [f"{number:03}".ljust(255, "x") for number in range(400)]
         for queue in queues:
             bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-consumer-timeout": 60_000}))
-        one, two = Rival(bench, 1, *queues), Rival(bench, 2, *queues)
+        one, two = Competitor(bench, 1, *queues), Competitor(bench, 2, *queues)
         for queue in queues[-3:]:
             bench.put(b"a", queue=queue)
         one.serve()
@@ -182,7 +182,7 @@ class WaitQueueConformance(OnBench):
 
     def test_a_payload_that_is_gone_is_dead_lettered_by_who_gets_it(self, bench: Bench) -> None:
         """POISON-ENDS."""
-        one, two = Rival(bench), Rival(bench)
+        one, two = Competitor(bench), Competitor(bench)
         bench.put(b"a")
         bench.put(b"x" * (INLINE_BYTES + 1))
         bench.write(lambda tr: tr.clear_range(*range_of(bench.engine.keys._key("body"))))
@@ -191,7 +191,7 @@ class WaitQueueConformance(OnBench):
         assert bench.counts("q.dead") == (1, 0, 0)
 
     def test_a_lease_that_cannot_be_read_is_left_for_the_sweep(self, bench: Bench) -> None:
-        one, two = Rival(bench), Rival(bench, 2)
+        one, two = Competitor(bench), Competitor(bench, 2)
         bench.put(b"a", b"b")
         one.serve()
         lease = bench.engine.keys.lease(two.session, two.demand.first + 1)
@@ -204,7 +204,7 @@ class WaitQueueConformance(OnBench):
     def test_a_malformed_row_is_evicted_too(self, bench: Bench) -> None:
         garbage = bench.engine.keys.wait_queue(wait_queue.name(["q"])) + b"\x00" * 12
         bench.write(lambda tr: tr.set(garbage, b"garbage"))
-        one = Rival(bench)
+        one = Competitor(bench)
         sight = one.look()
         assert not sight.is_first
         assert sight.first == garbage
@@ -213,7 +213,7 @@ class WaitQueueConformance(OnBench):
 
     def test_who_waits_and_has_no_row_any_more_waits_in_vain(self, bench: Bench) -> None:
         """An older version could not read its row, and evicted it."""
-        one, two = Rival(bench), Rival(bench)
+        one, two = Competitor(bench), Competitor(bench)
         row = one.look().first
         bench.write(lambda tr: tr.clear(row))
         assert one.look().stands == ENDED

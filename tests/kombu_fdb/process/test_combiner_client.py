@@ -1,4 +1,4 @@
-"""A consumer among its rivals: how long it waits for what, and what comes between two steps of one of its calls.
+"""A consumer among its competitors: how long it waits for what, and what comes between two steps of one of its calls.
 
 Who waits, serves and is evicted is in ``kit/waiters.py``.
 """
@@ -202,7 +202,7 @@ def test_a_server_tells_how_long_its_service_takes(bench, monkeypatch, took_s, p
     assert two.combiner._patience_s == pytest.approx(patience_s, abs=0.1)  # between attempts there is a pause
 
 
-def test_it_is_alone_again_after_long_without_rivals(bench):
+def test_it_is_alone_again_after_long_without_competitors(bench):
     one = Consumer(bench)
     for _ in range(LONELY + 1):
         assert one.contention.is_contested(QUEUES)

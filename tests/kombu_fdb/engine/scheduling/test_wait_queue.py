@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from kit.conformance.wait_queues import Rival
+from kit.conformance.wait_queues import Competitor
 
 from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
@@ -38,12 +38,12 @@ def test_a_demand_asks_for_what_a_claim_may_have(bench, first, want, readable):
 
 def test_the_first_one_sees_the_first_of_many(bench, monkeypatch):
     monkeypatch.setattr(wait_queue, "SEEN", 3)
-    rivals = [Rival(bench) for _ in range(5)]
-    assert [*rivals[0].look().waiting.values()] == [each.demand for each in rivals[:3]]
+    competitors = [Competitor(bench) for _ in range(5)]
+    assert [*competitors[0].look().waiting.values()] == [each.demand for each in competitors[:3]]
 
 
 def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue(bench):
-    one, two, three = Rival(bench), Rival(bench), Rival(bench)
+    one, two, three = Competitor(bench), Competitor(bench), Competitor(bench)
     assert (two.look().server, two.look().patience_s) == (b"", 0.0)
     bench.put(b"a")
     bench.engine.messages.serve(one.demand, ["q"], one.look().waiting, patience=lambda: 0.375)
@@ -54,7 +54,7 @@ def test_who_served_and_how_long_the_others_are_patient_stands_in_the_wait_queue
 
 
 def test_a_service_that_is_damaged_says_nothing_of_patience(bench):
-    one = Rival(bench)
+    one = Competitor(bench)
     key = bench.engine.keys.served(one.demand.wait_queue)
     bench.write(lambda tr: tr.set(key, b"s" * 16 + b"\x00" * 5))
     assert (one.look().server, one.look().patience_s) == (b"s" * 16, 0.0)
