@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.faults import FaultyDatabase
+from kit.records import record_of
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import wait_queue
+from kombu_fdb.engine.stored.newer import RECORD
 from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import ClaimTerms, Demand, KeyLimits, Lease, Publication, SessionId
+from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
+from kombu_fdb.model import ClaimTerms, Demand, KeyLimits, Lease, Place, Publication, SessionId
 from kombu_fdb.process.duty_cycle import DutyCycle
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, KeyValue
@@ -229,7 +231,7 @@ def _stand_in_wait_queue(engine: Engine, session: SessionId, sizes: Sizes) -> li
 
 
 def _operate(engine: Engine, sizes: Sizes) -> None:
-    """Rows that the duties clear one day, and queues that are gone but for their totals."""
+    """Rows that the duties clear one day, a message that was of a newer version, and totals of queues that are gone."""
     engine.upkeep.set_aside(Aside("duty", "subject", "error", 1, 0))
     keys = engine.keys
 
@@ -238,5 +240,9 @@ def _operate(engine: Engine, sizes: Sizes) -> None:
             work.tr.add(keys.total(f"gone{number}", "published"), 1)
         for number in range(sizes.keys):
             work.tr.add(keys.key_total("q", f"key{number}", "acked"), 1)
+        work.tr.set(keys.copy(bytes(16), "gone"), bytes(21))
+        kept = record_of(bytes(16), b"kept", published_ms=0, expires_ms=0).encode()
+        work.tr.set(keys.newer(RECORD, kept[0], "target", Place(keys.rank(0) + pack_stamp(bytes(12)))), kept)
+        work.effects.change("target", "newer", 1)
 
     engine.transactions.write(count)

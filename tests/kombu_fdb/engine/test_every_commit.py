@@ -9,7 +9,7 @@ from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.whole.explained import RULES, unexplained
 from kit.whole.mortal import Killed, MortalDatabase, small_parts
 from kit.whole.stage import Sizes, Stage, store_of
-from kit.whole.verbs import VERBS, facade_verbs
+from kit.whole.verbs import READS, VERBS, WRITES, facade_verbs
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.scheduling import limit_changes
@@ -19,11 +19,9 @@ from kombu_fdb.keyspace import layout
 PART = 2
 COME_WITH_A_VERB = {
     "bucket",
-    "copy",
     "deleting",
     "import",
     "imported",
-    "newer",
     "relimit",
     "role",
     "sample",
@@ -58,9 +56,9 @@ def left(store, verb, most_commits):
     return unexplained(stage.observer, [store.observer])
 
 
-@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("name", WRITES)
 def test_a_verb_that_is_killed_after_any_commit_leaves_nothing(store, name):
-    verb = VERBS[name]
+    verb = WRITES[name]
     for most_commits in range(1, commits(store, verb) + 1):
         assert left(store, verb, most_commits) == [], f"after {most_commits} commits"
 
@@ -69,12 +67,17 @@ def test_each_verb_of_the_facade_is_in_the_table(store):
     assert facade_verbs(Stage(store).engine) == set(VERBS)
 
 
+def test_a_verb_commits_if_it_is_among_those_that_write(store):
+    """The others have no commits at which anything could happen."""
+    assert {name for name, verb in VERBS.items() if not commits(store, verb)} == set(READS)
+
+
 def test_each_kind_of_row_has_a_rule():
     assert set(re.findall(r'^``\("(\w+)",', layout.__doc__ or "", re.MULTILINE)) == set(RULES)
 
 
 def test_the_stage_has_rows_of_each_kind(store):
-    """But for those that come with a verb, and what only a newer version leaves."""
+    """But for those that come with a verb."""
     stage = Stage(store)
     kinds = {stage.keys.unpack(key)[0] for key, _ in store.rows}
     assert set(RULES) - kinds == COME_WITH_A_VERB
@@ -82,7 +85,7 @@ def test_the_stage_has_rows_of_each_kind(store):
 
 def test_verbs_in_parts_take_several_commits(store):
     """Else nothing is killed between two of them."""
-    alone = {name for name in VERBS if name.endswith("_part") and commits(store, VERBS[name]) < 2}
+    alone = {name for name in WRITES if name.endswith("_part") and commits(store, WRITES[name]) < 2}
     assert alone == {"upkeep.regain_part", "upkeep.trim_full_part"}
 
 

@@ -7,7 +7,7 @@ from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.conformance.queue import Bench
 from kit.faults import Fault, FaultyDatabase
 from kit.whole.stage import Sizes, Stage, store_of
-from kit.whole.verbs import VERBS
+from kit.whole.verbs import WRITES
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.engine.stored import copies, session
@@ -63,13 +63,13 @@ def done(store, verb, *faults):
     return (result, Counter(stage.keys.unpack(key)[0] for key, _ in rows)), left
 
 
-@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("name", WRITES)
 def test_a_verb_happens_once_whichever_of_its_answers_is_lost(store, name):
-    expected, _ = done(store, VERBS[name])
+    expected, _ = done(store, WRITES[name])
     for faults in LOST:
         left = before = 0
         while not left:
-            found, left = done(store, VERBS[name], *[None] * before, *faults)
+            found, left = done(store, WRITES[name], *[None] * before, *faults)
             assert found == expected, f"{faults} at commit {before}"
             before += 1
 

@@ -8,7 +8,7 @@ from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 from kit.whole.stage import Sizes, Stage, store_of
-from kit.whole.verbs import VERBS
+from kit.whole.verbs import WRITES
 
 from kombu_fdb.errors import QueueNotFound, SessionLost
 from kombu_fdb.keyspace.layout import range_of
@@ -36,7 +36,7 @@ def rows_in_its_name(stage):
     return [row for row in found if any(form in part for form in forms for part in row)]
 
 
-@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("name", WRITES)
 def test_a_session_that_was_fenced_leaves_nothing_in_its_name(store, name):
     """It is fenced before the verb, just before each of its commits, and behind it."""
     for commits in count(-1):
@@ -52,7 +52,7 @@ def test_a_session_that_was_fenced_leaves_nothing_in_its_name(store, name):
         if commits < 0:
             fence()
         with suppress(SessionLost, QueueNotFound):
-            VERBS[name](stage)
+            WRITES[name](stage)
         is_over = stage.database.before_commit is not None
         if is_over:
             stage.database.before_commit = None
