@@ -19,23 +19,17 @@ def pytest_report_header():
 
 
 @pytest.fixture
-def rounds(request):
-    """A module whose inputs are dear has a number of its own."""
-    return int(os.environ.get("FUZZ_ROUNDS", getattr(request.module, "ROUNDS", ROUNDS)))
-
-
-@pytest.fixture
 def seed():
     """The first one."""
     return int(os.environ.get("FUZZ_SEED", "0"))
 
 
 @pytest.fixture
-def fuzz(request, seed, rounds):
-    """Calls a target once per seed, with a source of chance of its own."""
+def fuzz(request, seed):
+    """Calls a target once per seed, with a source of chance of its own. ``rounds``: fewer, if its inputs are dear."""
 
-    def run(target):
-        for number in range(seed, seed + rounds):
+    def run(target, rounds=ROUNDS):
+        for number in range(seed, seed + int(os.environ.get("FUZZ_ROUNDS", rounds))):
             story = _failure(target, number)
             if story is not None:
                 again = f"FUZZ_SEED={number} FUZZ_ROUNDS=1 pytest -n 0 '{request.node.nodeid}'"

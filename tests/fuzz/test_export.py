@@ -6,12 +6,14 @@ be taken, exported and counted; and the same command on the file as it was goes 
 
 import hashlib
 import json
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
+from damage import ODD
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
-from store_rows import ODD, filled
+from kit.whole.verbs import VERBS
+from store_rows import QueueRows
 
 from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
 from kombu_fdb import Broker
@@ -26,8 +28,11 @@ def on(bench):
 
 @pytest.fixture
 def export(tmp_path):
-    with on(filled()) as broker:
-        export_to(tmp_path / "export", broker_source(broker, leased=True), lambda _: None)
+    with ExitStack() as ends:
+        store = QueueRows(ends)
+        store.fill()
+        VERBS["upkeep.regain_part"](store.stage)  # else the message of a newer version is refused
+        export_to(tmp_path / "export", broker_source(store.broker, leased=True), lambda _: None)
     return tmp_path / "export"
 
 
