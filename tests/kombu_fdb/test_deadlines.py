@@ -190,7 +190,7 @@ CALLS = {
 
 #: Those that ask the store for nothing, or are another call by another name.
 ELSEWHERE = {
-    "Broker.close": "test_an_end_waits_in_vain_for_four_seconds",
+    "Broker.close": "among the ENDS",
     "Broker.on": "opens nothing",
     "Broker.of": "opens nothing",
     "Broker.queue": "asks nothing",
@@ -211,16 +211,6 @@ def test_no_public_call_is_left_out():
     }
     assert verbs - CALLS.keys() == ELSEWHERE.keys()
     assert {name for name in CALLS if name.rpartition(".")[2][:2] != "__"} <= verbs
-
-
-@pytest.fixture
-def store(request, monkeypatch):
-    with late_store(monkeypatch, writers_take_turns=getattr(request, "param", False)) as store:
-        yield store
-
-
-#: On FoundationDB, and on SQLite.
-both = pytest.mark.parametrize("store", [False, True], indirect=True, ids=["cluster", "file"])
 
 
 def measure(store, prepare, call, lateness, after):
@@ -256,37 +246,20 @@ def overdue(store, prepare, call):
     return found
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_ends_in_time(store, name):
-    assert overdue(store, Stage, CALLS[name]) == []
-
-
 class Awaited(Stage):
     """The same through the other face."""
 
-    def __init__(self, loop):
+    def __init__(self):
         super().__init__(contested=True, suspects=3)
-        self.loop = loop
+        self.loop = Loop()
         self.sync = self.broker
-        self.broker = Driven(aio.Broker(self.sync), loop)
+        self.broker = Driven(aio.Broker(self.sync), self.loop)
         self.jobs = self.broker.queue("jobs")
         self.job = self.jobs.take(0)
 
-
-@pytest.mark.parametrize(
-    "name", [name for name in CALLS if name.startswith(("Broker.take", "Queue.take", "Consumer.", "Job."))]
-)
-def test_an_awaited_call_ends_in_time(store, name):
-    loop = Loop()
-    assert overdue(store, partial(Awaited, loop), CALLS[name]) == []
-    loop.close()
-
-
-@both
-@pytest.mark.parametrize("contested", [False, True], ids=["alone", "contested"])
-@pytest.mark.parametrize("name", [name for name in CALLS if "take" in name or "next" in name])
-def test_a_take_ends_in_time_whatever_is_to_be_recovered(store, name, contested):
-    assert overdue(store, partial(Stage, contested=contested, suspects=3), CALLS[name]) == []
+    def close(self):
+        super().close()
+        self.loop.close()
 
 
 # -- Kombu's --------------------------------------------------------------------------------------------------------
@@ -375,12 +348,10 @@ VERBS = {
 }
 
 
-#: A drain asks the store where writers take turns; elsewhere the thread of its connection does.
-@pytest.mark.parametrize(("name", "store"), [(name, name == "drain_events") for name in VERBS], indirect=["store"])
-def test_a_verb_of_kombus_ends_in_time(store, name):
+def _connected(name):
     consumes = "empty" if name == "drain_events" else ""
     options = {"deadletter_queue": "q"} if "unroutable" in name else {}
-    assert overdue(store, partial(Connected, suspects=3, consumes=consumes, **options), VERBS[name]) == []
+    return partial(Connected, suspects=3, consumes=consumes, **options)
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------
@@ -415,7 +386,28 @@ ENDS = {
 }
 
 
-@both
-@pytest.mark.parametrize("name", ENDS)
-def test_an_end_waits_in_vain_for_four_seconds(store, name):
-    assert overdue(store, Ending, ENDS[name]) == []
+# -- all of them -----------------------------------------------------------------------------------------------------
+
+TAKES = [name for name in CALLS if "take" in name or "next" in name]
+CLUSTER, FILE = False, True
+#: Where writers take turns no take stands in a wait queue; and there a drain asks the store, not the receiver.
+NET = [
+    *[("alone", CLUSTER, Stage, CALLS, name) for name in CALLS if name not in TAKES],
+    *[("alone", where, partial(Stage, suspects=3), CALLS, name) for where in (CLUSTER, FILE) for name in TAKES],
+    *[("contested", CLUSTER, partial(Stage, contested=True, suspects=3), CALLS, name) for name in TAKES],
+    *[("awaited", CLUSTER, Awaited, CALLS, name) for name in CALLS if name in TAKES or name.startswith("Job.")],
+    *[("Kombu", FILE if name == "drain_events" else CLUSTER, _connected(name), VERBS, name) for name in VERBS],
+    *[("end", where, Ending, ENDS, name) for where in (CLUSTER, FILE) for name in ENDS],
+]
+
+
+@pytest.mark.parametrize(
+    ("turns", "prepare", "call"),
+    [
+        pytest.param(turns, prepare, table[name], id=f"{name}-{how}-{'file' if turns else 'cluster'}")
+        for how, turns, prepare, table, name in NET
+    ],
+)
+def test_a_call_ends_in_time(monkeypatch, turns, prepare, call):
+    with late_store(monkeypatch, writers_take_turns=turns) as store:
+        assert overdue(store, prepare, call) == []
