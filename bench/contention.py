@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Environment
+from kombu_fdb.engine.work import Environment
 from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication

@@ -55,8 +55,8 @@ from weight import Floor, Side, blob, celery_message, over, pack_stamp
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.message import put_ready
-from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.work import Environment, Work
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of
 from kombu_fdb.model import NO_PRIORITY, ClaimTerms, Publication

@@ -34,12 +34,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import delete, forget, put_ready, rank_in, take_out, with_payload
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, end_of_life, headers_of
 from kombu_fdb.keyspace.layout import priority_of, range_of, read_or

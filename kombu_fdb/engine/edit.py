@@ -20,7 +20,7 @@ from __future__ import annotations
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import message
 from kombu_fdb.engine.messages.message import end_lease, forget, put_delayed, put_ready, take_out, with_payload
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.codec import OVER_MS, Message, Record
 from kombu_fdb.keyspace.layout import split_place

@@ -27,12 +27,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kombu_fdb.engine import parts, session
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
-from kombu_fdb.engine.stored import parts, session
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from kombu_fdb.engine import copies, parts
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.key_limits import Sightings
-from kombu_fdb.engine.stored import copies, parts
-from kombu_fdb.engine.stored.work import Effects, Environment, Event, Work
+from kombu_fdb.engine.work import Effects, Environment, Event, Work
 from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
 from kombu_fdb.keyspace.layout import Keyspace, Range
 from kombu_fdb.routing.tables import RoutingTables

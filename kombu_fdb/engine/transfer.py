@@ -32,8 +32,8 @@ from typing import Any
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import message, publish
 from kombu_fdb.engine.messages.message import put_delayed, put_ready, rank_in
-from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     UPGRADE,

@@ -8,8 +8,9 @@ of megabytes. The head's redelivery count has a fixed offset: a redelivered mess
 **What every version keeps.** A record of a newer version begins with its version number, up to :data:`LAST_VERSION`,
 and its head, key and task id are where they are here. A lease begins with its number, then queue and place as here. So
 an older process can count, delay, promote, release, move and delete a message that it can't read. If it would have to
-read the message, it keeps it for a newer process (``engine/stored/newer.py``). Any change that an older process would
-misread, in the record, the history or the payload's envelope (``transport/envelope.py``), raises the number.
+read the message, it keeps it for a newer process (``engine/forward_compatibility.py``). Any change that an older
+process would misread, in the record, the history or the payload's envelope (``transport/envelope.py``), raises the
+number.
 
 Version 2 of a record adds four facts to version 1. Three are in the extras: the exchange and key that brought the
 message to its queue, its first death, and since when it has died in this way. The fourth is the highest bit of the

@@ -33,7 +33,7 @@ from itertools import accumulate, compress, count
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling.wait_queue import Standing, Waiting
-from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
+from kombu_fdb.engine.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, SessionId
 from kombu_fdb.primitives.clock import Clock

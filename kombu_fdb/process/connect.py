@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Environment
+from kombu_fdb.engine.work import Environment
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, SqliteLocation

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeGuard, TypeVar
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, Upkeep
 from kombu_fdb.engine.metrics.samples import SERIES, Series
 from kombu_fdb.engine.scheduling import single
-from kombu_fdb.engine.stored import parts
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock

@@ -10,7 +10,7 @@ and the client's deferred calls. A step that fails has changed nothing that the 
 repeats it after a pause.
 
 The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
-:class:`~kombu_fdb.engine.stored.parts.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more to
+:class:`~kombu_fdb.engine.parts.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more to
 do is due again in the next round, which follows at once. Promotion comes first, and again after each other duty that
 had work, or when :data:`PROMOTION_S` have passed: ETAs and retries wait for one turn of one duty, not for all duties.
 So each duty makes progress, however much work any other has. Duties that will be due within :data:`TOGETHER_S` share a
@@ -73,9 +73,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.session import PROMOTER, Beat
+from kombu_fdb.engine.session import PROMOTER, Beat
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock

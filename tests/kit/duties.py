@@ -5,8 +5,8 @@ from __future__ import annotations
 from kombu_fdb import Broker
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.parts import Budget
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
-from kombu_fdb.engine.stored.parts import Budget
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.duty_cycle import DutyCycle
 

@@ -15,8 +15,8 @@ from kit.faults import Fault, Faults, FaultyDatabase
 
 from kombu_fdb import Broker, doctor
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.engine.upkeep.quarantine import Aside
+from kombu_fdb.engine.work import Environment
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.duty_cycle import LIVING

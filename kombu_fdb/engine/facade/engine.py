@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.engine import topology
+from kombu_fdb.engine import session, topology
 from kombu_fdb.engine.dead_letters import DeadLetters
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.messages import Messages
@@ -28,11 +28,10 @@ from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.engine.scheduling import wait_queue
-from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.engine.upkeep import release
+from kombu_fdb.engine.work import Environment, Work
 from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Database, Watch

@@ -7,16 +7,15 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from kombu_fdb.engine import edit
+from kombu_fdb.engine import edit, parts, session
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.messages import claim, move, settle, watch
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import wait_queue
 from kombu_fdb.engine.scheduling.window import Window
-from kombu_fdb.engine.stored import parts, session
-from kombu_fdb.engine.stored.work import Effects, Event, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
+from kombu_fdb.engine.work import Effects, Event, Work
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import LONGEST_NAME, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot

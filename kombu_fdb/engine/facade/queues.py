@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from kombu_fdb.engine import topology
+from kombu_fdb.engine import parts, topology
 from kombu_fdb.engine.scheduling import limit_changes, single
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
 from kombu_fdb.primitives.ranges import LONGEST_S, check_text, utf8

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kombu_fdb.engine import topology
+from kombu_fdb.engine import copies, topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.messages import overflow, publish
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.metrics import samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.scheduling import key_limits, limit_changes
-from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.upkeep import expiry, promotion, quarantine, release
 from kombu_fdb.keyspace.layout import Range

@@ -24,7 +24,7 @@ from functools import partial
 from kombu_fdb.engine.messages.message import open_records, read_all
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import QueueState, Window
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import OVER_MS, Message, Record, control_of, decode_round
 from kombu_fdb.keyspace.layout import (

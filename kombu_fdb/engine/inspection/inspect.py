@@ -7,9 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kombu_fdb.engine import topology
-from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine import session, topology
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     Record,

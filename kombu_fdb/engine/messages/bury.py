@@ -12,7 +12,8 @@ A message of any size, stored or from outside, can be dead-lettered to that many
 burial's transaction is copied in advance (``copies.py``). The history is written once per queue, so the more queues
 there are, the fewer old deaths are remembered.
 
-A message of a newer version is not buried, as its history can't be read: it is kept for a newer process (``newer.py``).
+A message of a newer version is not buried, as its history can't be read: it is kept for a newer process
+(``forward_compatibility.py``).
 
 If a full disk has no room for the death record of a message that a claim meets, the message *rests*: it is delayed for
 :data:`REST_MS`, and the claim continues with the next message. Any other burial is refused, and tried again.
@@ -29,9 +30,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from kombu_fdb.engine import copies, forward_compatibility
 from kombu_fdb.engine.messages.message import delete_rest, forget, put_delayed, put_ready, rank_in, unindex
-from kombu_fdb.engine.stored import copies, newer
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Message, Record, encode_json, end_of_life, published_by
 from kombu_fdb.keyspace.layout import priority_of, read_or
@@ -73,7 +74,7 @@ def bury(
     may be copied in advance. Raises ``CopiesMissing``.
     """
     queue, place, value = message
-    if newer.keep(work, queue, value, place):
+    if forward_compatibility.keep(work, queue, value, place):
         return
     record = read_or(None, Record.decode, value) or Record.unreadable(value, work.environment.ids())
     record = record._replace(priority=record.priority or priority_of(place))

@@ -11,8 +11,8 @@ payloads are read in one round trip.
 
 A claim does not deliver all messages that it finds. An expired one is dropped or dead-lettered; an unreadable record
 and a message whose payload is gone are dead-lettered as malformed (POISON-ENDS). A newer version's message is kept for
-that version (``newer.py``). All of these use up the window, so a claim that returns fewer than ``limit`` messages may
-leave others in the queue; ``arm`` says whether it does (``watch.py``).
+that version (``forward_compatibility.py``). All of these use up the window, so a claim that returns fewer than
+``limit`` messages may leave others in the queue; ``arm`` says whether it does (``watch.py``).
 
 Join: a consumer enters the wait queue of the consumers of the same queues (``scheduling/wait_queue.py``), and settles
 what it has finished. A join conflicts with the end of its session, with transactions that settle the same leases, and
@@ -41,13 +41,13 @@ from dataclasses import replace
 from itertools import cycle, islice
 from typing import NamedTuple
 
+from kombu_fdb.engine import session
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
 from kombu_fdb.engine.messages.message import delete_rest, open_records, put_leased, read_all, take_run
 from kombu_fdb.engine.scheduling import fair, single, wait_queue
 from kombu_fdb.engine.scheduling.window import QueueState, Window
-from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError, Outrun, SessionLost
 from kombu_fdb.keyspace.codec import Message, Record, control_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, counted, has_key, range_of, read_or, split_place

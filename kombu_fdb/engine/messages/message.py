@@ -32,9 +32,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.scheduling import fair
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     INLINE_BYTES,

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.message import forget, put_delayed, put_ready, rank_in, take_out
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or, split_place
 from kombu_fdb.model import NO_PRIORITY, DeliveryInfo, Rank

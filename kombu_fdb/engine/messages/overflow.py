@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import delete, take_out
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import Message, decode_amount, decode_count, size_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Range, range_of, split_place

@@ -63,8 +63,8 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import from_outside, put_delayed, put_ready
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.work import Effects, Work
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record, end_of_life
 from kombu_fdb.keyspace.layout import Keyspace, readable

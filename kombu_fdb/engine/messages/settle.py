@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import delete, end_lease, forget, put_delayed, put_in_place
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import TEXT_CODE, read_or, split_place

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kombu_fdb.engine import session
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.scheduling.window import QueueState
-from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.keyspace.layout import range_of, read_or
 from kombu_fdb.model import NO_SESSION, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from kombu_fdb.engine.metrics.totals import OTHERS
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 

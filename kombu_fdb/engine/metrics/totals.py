@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 
-from kombu_fdb.engine.stored.work import Event, Work
+from kombu_fdb.engine.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock

@@ -67,10 +67,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.scheduling.window import QueueState, Window
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_count, decode_round
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, read_or, readable, split_place

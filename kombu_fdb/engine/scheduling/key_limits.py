@@ -41,8 +41,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine import parts
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.keyspace.codec import control_of, decode_count, limits_of
 from kombu_fdb.model import KeyLimits, QueueControl

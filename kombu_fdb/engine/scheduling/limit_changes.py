@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.key_limits import COUNTING
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import (
     Message,

@@ -59,8 +59,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.session import LEASES_PER_CLAIM
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import range_of

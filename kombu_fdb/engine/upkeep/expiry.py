@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kombu_fdb.engine import parts
 from kombu_fdb.engine.messages.bury import drop_expired
 from kombu_fdb.engine.messages.message import take_out
-from kombu_fdb.engine.stored import parts
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import range_of, read_or
 

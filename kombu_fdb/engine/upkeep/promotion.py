@@ -15,7 +15,7 @@ from __future__ import annotations
 from kombu_fdb.engine.messages.bury import bury_malformed
 from kombu_fdb.engine.messages.message import forget, put_ready, take_run
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or

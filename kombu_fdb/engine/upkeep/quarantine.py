@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kombu_fdb.engine import topology
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace, range_of

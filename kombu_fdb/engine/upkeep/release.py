@@ -6,17 +6,18 @@ so the death of a sweeper delays nothing. The fencing transaction decides which 
 two that release the same messages conflict on the leases. See ``session.py`` for the states. A lease that can't be
 released even in a transaction of its own is skipped, and stays; the others are released.
 
-Older processes. What one has kept for a newer version is *regained*: returned to its place (``newer.py``).
+Older processes. What one has kept for a newer version is *regained*: returned to its place
+(``forward_compatibility.py``).
 """
 
 from __future__ import annotations
 
+from kombu_fdb.engine import forward_compatibility
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury, bury_malformed
 from kombu_fdb.engine.messages.message import end_lease
 from kombu_fdb.engine.scheduling import single, wait_queue
-from kombu_fdb.engine.stored import newer
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message
 from kombu_fdb.keyspace.layout import range_of, split_place
@@ -70,7 +71,7 @@ def forget(work: Work, session_id: SessionId) -> None:
 
 
 def _release(work: Work, lease: bytes, *, counted: bool) -> None:
-    if (kept := newer.keep_lease(work, lease)) is not None:
+    if (kept := forward_compatibility.keep_lease(work, lease)) is not None:
         work.effects.note(kept[0], "lost", split_place(kept[1])[0])
         end_lease(work, *kept)
         return
@@ -90,12 +91,16 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
 
 def is_any_kept(work: Work) -> bool:
     """Whether something is kept that this version can read. Snapshot."""
-    return any(work.tr.get_ranges([(*each, 1) for each in newer.readable_ranges(work.keys)], snapshot=True))
+    return any(
+        work.tr.get_ranges([(*each, 1) for each in forward_compatibility.readable_ranges(work.keys)], snapshot=True)
+    )
 
 
 def regain_part(work: Work, limit: int) -> int:
     """Return up to ``limit`` messages to their places. Returns how many."""
-    records, leases = work.tr.get_ranges([(*each, limit) for each in newer.readable_ranges(work.keys)], snapshot=True)
+    records, leases = work.tr.get_ranges(
+        [(*each, limit) for each in forward_compatibility.readable_ranges(work.keys)], snapshot=True
+    )
     for number, row in enumerate((records + leases)[:limit]):
         _regain(work, row, is_lease=number >= len(records))
     return min(len(records) + len(leases), limit)

@@ -19,10 +19,10 @@ from kit.conformance.queue import Bench, OnBench
 from kit.duties import promote_all
 from kit.records import record_of
 from kombu_fdb.engine import topology
+from kombu_fdb.engine.copies import CopiesMissing
 from kombu_fdb.engine.messages import overflow, settle
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
 from kombu_fdb.engine.messages.message import put_ready
-from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.engine.upkeep import promotion
 from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record

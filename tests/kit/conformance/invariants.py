@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.forward_compatibility import LEASE
 from kombu_fdb.engine.inspection.browse import places
-from kombu_fdb.engine.stored.newer import LEASE
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record, size_of
 from kombu_fdb.keyspace.layout import range_of

@@ -19,7 +19,7 @@ from kit.duties import SingleDuties, promote_all, trim_all
 from kit.faults import FaultyDatabase
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Environment, Work
+from kombu_fdb.engine.work import Environment, Work
 from kombu_fdb.errors import (
     CapacityExceeded,
     ExchangeNotFound,

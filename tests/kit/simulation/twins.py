@@ -12,17 +12,16 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kit.simulation import wrong
-from kombu_fdb.engine import dead_letters, edit, topology
+from kombu_fdb.engine import copies, dead_letters, edit, parts, session, topology
 from kombu_fdb.engine.facade import engine
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
 from kombu_fdb.engine.scheduling import fair, key_limits, limit_changes, single, wait_queue
 from kombu_fdb.engine.scheduling.key_limits import Allowances
-from kombu_fdb.engine.stored import copies, parts, session
-from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import write
 from kombu_fdb.engine.upkeep import expiry, promotion, quarantine, release
+from kombu_fdb.engine.work import Effects, Work
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace

@@ -31,7 +31,7 @@ from kit.simulation.process import (
 from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Environment
+from kombu_fdb.engine.work import Environment
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.client_session import ClientSession

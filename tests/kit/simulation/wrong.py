@@ -9,7 +9,7 @@ from typing import Any
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import claim, message
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.model import Rank

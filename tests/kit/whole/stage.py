@@ -14,10 +14,10 @@ from typing import Any
 from kit.faults import FaultyDatabase
 from kit.records import record_of
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.forward_compatibility import RECORD
 from kombu_fdb.engine.scheduling import wait_queue
-from kombu_fdb.engine.stored.newer import RECORD
-from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.upkeep.quarantine import Aside
+from kombu_fdb.engine.work import Environment, Work
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
 from kombu_fdb.model import ClaimTerms, Demand, KeyLimits, Lease, Place, Publication, SessionId

@@ -21,7 +21,7 @@ from kit.simulation import twin
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.dead_letters import LetterWalk
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.parts import VERSION_BYTES
+from kombu_fdb.engine.parts import VERSION_BYTES
 from kombu_fdb.errors import QueueError, SessionLost
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import range_of

@@ -18,10 +18,10 @@ from kit.duties import active_consumer, promote_all
 from kit.faults import FaultyDatabase
 from kit.simulation import twin
 
+from kombu_fdb.engine.copies import CopiesMissing
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import fair
-from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kit.records import record_of
 
-from kombu_fdb.engine.stored import session
+from kombu_fdb.engine import session
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import has_key, pack, pack_int, pack_stamp, split_place, unpack

@@ -11,7 +11,7 @@ CALLS = f"""
 from kombu_fdb.engine.facade.engine import Sessions
 from kombu_fdb.engine.messages.message import delete, put_in_place, put_leased, put_ready
 from kombu_fdb.engine.scheduling.fair import Turn
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.keyspace.codec import Message, encode_lease
 from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.model import Lease, Place, Rank, SessionId, Stamp

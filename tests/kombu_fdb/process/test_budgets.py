@@ -13,7 +13,7 @@ from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics import totals
-from kombu_fdb.engine.stored.work import Environment
+from kombu_fdb.engine.work import Environment
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.duty_cycle import TURN_S, TURN_TRANSACTIONS, DutyCycle

@@ -5,7 +5,7 @@ from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
-from kombu_fdb.engine.stored.parts import Budget
+from kombu_fdb.engine.parts import Budget
 from kombu_fdb.process.duties import LOOK_S, Guard, expired_heads
 from kombu_fdb.routing.tables import QueueDeclaration
 

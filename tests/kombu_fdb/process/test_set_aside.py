@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.faults import FaultyDatabase
 
-from kombu_fdb.engine.stored.parts import Budget
+from kombu_fdb.engine.parts import Budget
 from kombu_fdb.errors import StoreFull, StoreUnavailable
 from kombu_fdb.process.duties import ASIDE_PAUSE_S, LEFT_TTL_S, LOOK_S, Guard, routine
 from kombu_fdb.process.duty_cycle import _warn

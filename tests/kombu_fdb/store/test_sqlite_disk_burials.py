@@ -3,7 +3,7 @@
 import pytest
 from kit.disks import fill_queue, small_broker
 
-from kombu_fdb.engine.stored.parts import Budget
+from kombu_fdb.engine.parts import Budget
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.duties import Guard

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from kit.duties import SingleDuties
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.stored.parts import Budget
+from kombu_fdb.engine.parts import Budget
 from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS
 

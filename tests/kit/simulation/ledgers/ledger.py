@@ -20,7 +20,7 @@ from kit.simulation.ledgers.tasks import TaskLedger
 from kit.simulation.ledgers.wait_queues import WaitQueueLedger
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.stored.parts import VERSION_BYTES
+from kombu_fdb.engine.parts import VERSION_BYTES
 from kombu_fdb.keyspace.codec import decode_amount, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import SessionId

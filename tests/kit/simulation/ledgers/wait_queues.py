@@ -6,7 +6,7 @@ from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.scheduling.wait_queue import WAITING
-from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
+from kombu_fdb.engine.session import LEASES_PER_CLAIM
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import SessionId
 

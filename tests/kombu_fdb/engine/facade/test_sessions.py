@@ -2,8 +2,7 @@
 
 import pytest
 
-from kombu_fdb.engine import topology
-from kombu_fdb.engine.stored import session
+from kombu_fdb.engine import session, topology
 from kombu_fdb.errors import QueueNotFound, SessionLost, StoreFull
 from kombu_fdb.routing.tables import QueueDeclaration
 

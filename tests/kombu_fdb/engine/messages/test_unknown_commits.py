@@ -9,8 +9,8 @@ from kit.faults import Fault, FaultyDatabase
 from kit.whole.stage import Sizes, Stage, store_of
 from kit.whole.verbs import WRITES
 
+from kombu_fdb.engine import copies, session
 from kombu_fdb.engine.messages.publish import Burial
-from kombu_fdb.engine.stored import copies, session
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.keyspace.layout import range_of

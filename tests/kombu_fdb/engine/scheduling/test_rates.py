@@ -11,7 +11,7 @@ from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.stored.work import Environment
+from kombu_fdb.engine.work import Environment
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.testing.clock import ManualClock

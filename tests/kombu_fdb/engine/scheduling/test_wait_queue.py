@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.wait_queues import Competitor
 
 from kombu_fdb.engine.scheduling import wait_queue
-from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
+from kombu_fdb.engine.session import LEASES_PER_CLAIM
 from kombu_fdb.model import Demand, SessionId
 
 

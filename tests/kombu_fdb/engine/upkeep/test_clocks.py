@@ -11,7 +11,7 @@ from kit.faults import FaultyDatabase
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import KEPT_MS
-from kombu_fdb.engine.stored.work import Environment
+from kombu_fdb.engine.work import Environment
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, Spot, View
 from kombu_fdb.primitives.clock import random_id

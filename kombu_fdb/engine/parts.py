@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Range
 from kombu_fdb.primitives.clock import Clock

@@ -1,4 +1,4 @@
-"""Newer: messages of a newer version that an older process can't handle, kept until a newer process reads them.
+"""Forward compatibility: what an older process can't handle of a newer version is kept until a newer process reads it.
 
 While a fleet is upgraded, old processes meet messages of new ones. They handle them as usual unless they must read
 their contents: every version keeps the fields that this needs (``codec.py``). If an old process would have to read such
@@ -19,7 +19,7 @@ consumer may keep it again before a new one claims it; that ends with the last o
 
 from __future__ import annotations
 
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
 from kombu_fdb.model import Place

@@ -33,7 +33,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.errors import SessionLost
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace, read_or

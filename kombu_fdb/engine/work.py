@@ -48,7 +48,8 @@ class Environment:
 #: A stamp's user version has 2 bytes.
 MOST_USER_VERSION = 0xFFFF
 
-#: How messages are counted: by state, and as "newer" if they are kept for a newer version (``newer.py``).
+#: How messages are counted: by state, and as "newer" if they are kept for a newer version
+#: (``forward_compatibility.py``).
 Counted = State | Literal["newer"]
 #: What happens to messages. lost: a lease ended with a dead session. late: a lease was gone before it was settled.
 #: conflicts: a claim lost to a competing one. contested: a message was in such a claim.

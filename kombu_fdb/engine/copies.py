@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.work import Work
 from kombu_fdb.keyspace.codec import Record, chunks_of
 from kombu_fdb.store.protocol import KeyValue
 

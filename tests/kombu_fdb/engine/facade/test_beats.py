@@ -2,7 +2,7 @@
 
 import pytest
 
-from kombu_fdb.engine.stored.session import UNREADABLE_TTL_S, description_of
+from kombu_fdb.engine.session import UNREADABLE_TTL_S, description_of
 from kombu_fdb.keyspace.codec import encode_json
 
 
