@@ -148,7 +148,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("database", ["memory"], indirect=True)  # no store has a part in it: it is before a transaction
-@pytest.mark.parametrize("moment", range(6))
+@pytest.mark.parametrize("moment", range(4))
 @pytest.mark.parametrize("verb", ENDS, ids=lambda verb: verb.__name__)
 def test_a_queue_that_is_declared_again_when_its_end_was_interrupted_has_nothing_of_the_old(bench, other, verb, moment):
     """Its process is killed before its n-th transaction. That such an end leaves no rows is in test_every_commit.py."""
@@ -167,6 +167,7 @@ def test_a_queue_that_is_declared_again_when_its_end_was_interrupted_has_nothing
     way.before_begin = kill
     with suppress(Killed):
         verb(bench, other)
+    assert moment < 3 or len(begun) <= moment, "an end has more transactions, so there are more moments"
     way.before_begin = bool
     if bench.engine.inspect.queue("q") is not None:
         verb(bench, other)
