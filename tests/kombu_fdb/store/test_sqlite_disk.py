@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 PATIENCE = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
 
 
-@pytest.fixture(params=[3, 8, 40], ids="{} MB".format)
+@pytest.fixture(params=[3, 8, 16], ids="{} MB".format)
 def disk(tmp_path, request):
     """A file system of its own."""
     with small_disk(tmp_path / "disk", request.param) as disk:
@@ -203,7 +203,7 @@ def test_the_reserve_is_not_for_who_fills_the_file(disk):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("disk", "size"), [(3, 100), (3, 1_200), (8, 1_200)], indirect=["disk"])
+@pytest.mark.parametrize(("disk", "size"), [(3, 100), (3, 1_200)], indirect=["disk"])
 def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk, size):
     """Its session, its role and its declarations need pages, too."""
     url = f"fdb+sqlite:///{disk}/b.db"
