@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
-from celery_fdb.history.views.runs import NOT_YET, history_of
+from celery_fdb.history.views.runs import HistoryOff, history_of
 from kombu_fdb import Broker
 from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
@@ -49,7 +49,7 @@ def check_history(broker: Broker) -> Finding:
     history = history_of(broker)
     settings = history.settings()
     if settings is None:
-        return Finding("ok", "history", f"{NOT_YET}; with celery_fdb.install(app, history=True) they do")
+        return Finding("ok", "history", f"{HistoryOff.text}; with celery_fdb.install(app, history=True) they do")
     dropped = history.dropped()
     kept = plural(history.kept(), "run")
     found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped so far"

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from celery_fdb.cli.terminal import Answer, Invocation, command, duration, table
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ENDED, STATES
-from celery_fdb.history.views.runs import FIX, NOT_YET, RunsPage, RunView, page_of_runs
+from celery_fdb.history.views.runs import HistoryOff, RunsPage, RunView, page_of_runs
 from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
 from celery_fdb.inspection import formats
@@ -126,7 +126,7 @@ def _life(life: Timeline) -> Iterator[RenderableType]:
         if each.traceback:
             yield each.traceback.rstrip()
     if not life.history:
-        yield f"{NOT_YET.capitalize()}: only what is in the broker now is known. {FIX}"
+        yield f"{HistoryOff.text.capitalize()}: only what is in the broker now is known. {HistoryOff.fix}"
 
 
 def _moment(moment_s: float) -> str:

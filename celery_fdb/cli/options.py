@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import click
@@ -19,14 +18,6 @@ def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -
     if not isinstance(parsed, dict):
         raise click.BadParameter('not a JSON object, such as {"cluster_file": "/etc/app.cluster"}', param=param)
     return parsed
-
-
-class Seconds(click.FloatRange):
-    """Seconds in a range, in which ``nan`` is not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        return self.fail(f"{value!r} is not a number of seconds", param, ctx) if math.isnan(found) else found
 
 
 def check_text(value: Any) -> None:

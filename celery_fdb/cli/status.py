@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from celery_fdb.cli.options import Seconds
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
 from celery_fdb.inspection import formats
 from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, find_keys, key_as_json, look, look_at_keys
@@ -176,6 +177,14 @@ def _heard(session: SessionFacts, quiet_s: float | None) -> tuple[str, str]:
 
 
 # -- top ---------------------------------------------------------------------------------------------------------------
+
+
+class Seconds(click.FloatRange):
+    """Seconds in a range, in which ``nan`` is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is not a number of seconds", param, ctx) if math.isnan(found) else found
 
 
 @command()

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from celery.states import FAILURE
 
-from celery_fdb.history.layout import Counters, HistoryKeys, Range, RunGroup
+from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup
 from celery_fdb.history.options import LARGEST_SEGMENT
 from celery_fdb.history.run import FAILED, Run, bounded
 from kombu_fdb.engine.parts import rows_from
 from kombu_fdb.errors import FormatError, InvalidArgument
-from kombu_fdb.keyspace.layout import pack, pack_int, range_of, readable, unpack_as
+from kombu_fdb.keyspace.layout import Range, pack, pack_int, range_of, readable, unpack_as
 from kombu_fdb.store.protocol import Transaction
 
 P = TypeVar("P")

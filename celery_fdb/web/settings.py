@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 from starlette.requests import Request
 
-from celery_fdb.brokers import CONNECT_TIMEOUT, PAGE_SIZE
+from celery_fdb import brokers
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, refused
@@ -50,11 +50,11 @@ KINDS = {
     "user": Kind("a function that is given the request", callable).or_none(),
     "login_url": TEXT.or_none(),
     "hosts": _NAMES.or_none(),
-    "page_size": PAGE_SIZE,
+    "page_size": brokers.PAGE_SIZE,
     "interval_s": Kind.number("0.2 to 60 seconds", 0.2, 60),
     "most_streams": Kind.whole("1 to 10000 clients", 1, 10_000),
     "timeout_s": Kind.number("0.1 to 60 seconds", 0.1, 60),
-    "connect_timeout_s": CONNECT_TIMEOUT,
+    "connect_timeout_s": brokers.CONNECT_TIMEOUT,
     "threads": Kind.whole("1 to 64 threads", 1, 64),
 }
 

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from celery_fdb.cli.options import Seconds
+from celery_fdb.cli.status import Seconds
 from celery_fdb.operations.queues import read_rate
 from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.api.dead_letters import DeadLetters

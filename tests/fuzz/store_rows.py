@@ -290,6 +290,7 @@ class ResultRows(Rows):
     """What tasks and chords returned."""
 
     table = records.__doc__
+    rounds = 150
 
     def fill(self):
         super().fill()
@@ -404,6 +405,7 @@ class HistoryRows(OpenRows):
     """Runs of tasks."""
 
     table = history_layout.__doc__
+    rounds = 40
 
     def __init__(self, ends):
         super().__init__(ends)

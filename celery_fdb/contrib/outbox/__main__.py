@@ -17,9 +17,9 @@ import click
 from celery import Celery
 from celery.app.utils import find_app
 
-from celery_fdb.cli.options import Seconds
 from celery_fdb.contrib.outbox import Outbox
-from celery_fdb.contrib.outbox.relay import FORMAT, INTERVALS, LIMITS, run
+from celery_fdb.contrib.outbox.relay import FORMAT, run
+from kombu_fdb.errors import InvalidArgument
 
 
 def _app(ctx: click.Context, param: click.Parameter, value: str) -> Celery:
@@ -51,8 +51,8 @@ def _connect(ctx: click.Context, param: click.Parameter, value: str) -> Callable
 @click.option(
     "--mark", type=click.Choice(["?", "%s"]), help="The driver's placeholder, if the driver does not name it."
 )
-@click.option("--interval", type=Seconds(*INTERVALS), default=1.0, show_default=True, help="Seconds.")
-@click.option("--limit", type=click.IntRange(*LIMITS), default=100, show_default=True, help="Rows per batch.")
+@click.option("--interval", default=1.0, show_default=True, help="Seconds, 0.01 to 3600.")
+@click.option("--limit", default=100, show_default=True, help="Rows per batch, 1 to 2000.")
 @click.option("--once", is_flag=True, help="Publish what is due and exit.")
 @click.option("--retry-poison", is_flag=True, help="First retry the rows that failed for good.")
 def main(
@@ -67,7 +67,11 @@ def main(
     """Publish the tasks of an SQL outbox. You can run several at once."""
     logging.basicConfig(level=logging.INFO, format=FORMAT)
     outbox = Outbox(app, connect, mark)
-    raise SystemExit(run(outbox, interval=interval, limit=limit, once=once, retry_poison=retry_poison))
+    try:
+        code = run(outbox, interval=interval, limit=limit, once=once, retry_poison=retry_poison)
+    except InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -25,14 +25,13 @@ from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib.outbox import TABLE, Outbox, OutboxTable
 from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.ranges import Kind
 
 logger = logging.getLogger(__name__)
 
 #: Exit codes; 2 is wrong usage.
 OK, FAILED, UNREACHABLE = 0, 1, 3
 LONGEST_PAUSE_S = 30.0
-#: What its command lines take: the least and the most seconds of an interval, and rows of a batch.
-INTERVALS, LIMITS = (0.01, 3600.0), (1, 2000)
 #: The format of log lines.
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -163,7 +162,10 @@ def run(outbox: Outbox, *, interval: float, limit: int, once: bool, retry_poison
     """Run a relay, for the command lines. Returns the exit code.
 
     The app's tasks are imported, as in a worker: their options (``fair_key`` and so on) count when they are published.
+    Raises ``InvalidArgument`` for an interval or a limit out of range.
     """
+    Kind.number("0.01 to 3600 seconds", 0.01, 3600).check("--interval", interval)
+    Kind.whole("1 to 2000 rows", 1, 2000).check("--limit", limit)
     outbox.app.loader.import_default_modules()
     relay = Relay(outbox, interval=interval, limit=limit)
     if retry_poison and not relay.retry_poison():

@@ -21,14 +21,11 @@ from kombu_fdb.primitives.masking import masked_text
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-NOT_YET = "no worker has kept a history yet"
-FIX = "Call celery_fdb.install(app, history=True) where the app is made, and restart the workers."
-
-
 class HistoryOff(KombuFDBError):
     """No worker of this broker has ever kept a history."""
 
-    text = NOT_YET
+    text = "no worker has kept a history yet"
+    fix = "Call celery_fdb.install(app, history=True) where the app is made, and restart the workers."
 
 
 def history_of(broker: Broker) -> HistoryStore:
@@ -41,7 +38,7 @@ def kept_by(broker: Broker) -> HistoryStore:
     """The history of a broker. Raises :class:`HistoryOff`."""
     store = history_of(broker)
     if store.settings() is None:
-        raise HistoryOff(fix=FIX)
+        raise HistoryOff(fix=HistoryOff.fix)
     return store
 
 

@@ -16,7 +16,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_fdb.history.run import ACTIVE, LOST, PUBLISHED, bounded
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.history.views.runs import FIX, NOT_YET, RunView, history_of
+from celery_fdb.history.views.runs import HistoryOff, RunView, history_of
 from celery_fdb.inspection import formats
 from celery_fdb.inspection.message import describe, reason_of
 from kombu_fdb import Broker
@@ -50,7 +50,7 @@ class TaskUnknown(KombuFDBError):
     @classmethod
     def of(cls, task_id: str, history: HistoryStore) -> TaskUnknown:
         """The error for this task id, with what to do about it."""
-        missing = "" if history.settings() is not None else f" {NOT_YET.capitalize()}. {FIX}"
+        missing = "" if history.settings() is not None else f" {HistoryOff.text.capitalize()}. {HistoryOff.fix}"
         return cls(task_id=task_id, fix=f"Check the id.{missing}")
 
 

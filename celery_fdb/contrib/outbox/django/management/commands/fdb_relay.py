@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from celery_fdb.contrib.outbox.django.database import outbox
-from celery_fdb.contrib.outbox.relay import FORMAT, INTERVALS, LIMITS, run
-from kombu_fdb.errors import OptionError
+from celery_fdb.contrib.outbox.relay import FORMAT, run
+from kombu_fdb.errors import InvalidArgument, OptionError
 
 
 class Command(BaseCommand):
@@ -25,16 +25,12 @@ class Command(BaseCommand):
         parser.add_argument("--retry-poison", action="store_true", help="first retry the rows that failed for good")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        for name, (least, most) in (("interval", INTERVALS), ("limit", LIMITS)):
-            if not least <= options[name] <= most:
-                raise CommandError(f"--{name} must be {least:g} to {most:g}", returncode=2)
         if not logging.getLogger("celery_fdb.contrib.outbox").hasHandlers():
             logging.basicConfig(level=logging.INFO, format=FORMAT)
         try:
             box = outbox(options["database"])
-        except OptionError as error:
+            code = run(box, **{name: options[name] for name in ("interval", "limit", "once", "retry_poison")})
+        except (OptionError, InvalidArgument) as error:
             raise CommandError(str(error), returncode=2) from error
-        given = {name: options[name] for name in ("interval", "limit", "once", "retry_poison")}
-        code = run(box, **given)
         if code:
             raise CommandError(f"the relay ended with exit code {code}", returncode=code)
