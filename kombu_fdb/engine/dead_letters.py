@@ -116,7 +116,8 @@ class LetterWalk:
 
     def matches_payload(self, letter: Peeked) -> bool:
         """Whether the payload meets the conditions on it."""
-        return self.task in (None, *task_names_of(letter)) and (self.where is None or self.where(letter))
+        is_of_task = self.task is None or self.task in task_names_of(letter)
+        return is_of_task and (self.where is None or self.where(letter))
 
 
 def is_class(found: object, wanted: str) -> bool:

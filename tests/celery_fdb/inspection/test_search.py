@@ -128,6 +128,17 @@ def test_what_a_death_tells_needs_no_payloads():
     assert "where" not in wanted.conditions()
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [Filter(), Filter(key="acme"), Filter(reason="slow", home="q", died=True), Filter(since_ms=2, text="id-1")],
+)
+def test_headers_are_read_only_for_what_they_tell(wanted, monkeypatch):
+    """A page without a filter looks at each message, too."""
+    monkeypatch.delattr("kombu_fdb.engine.dead_letters.headers_of")
+    letter = Peeked(b"i" * 16, "q.dead", "ready", b"", "acme", 0, 1, 0, (Death("q", "slow", 1, 5),), task_id="id-1")
+    assert wanted.matches(letter)
+
+
 def test_what_waits_to_be_retried_is_found_by_the_error_of_its_last_attempt(broker):
     """Any publisher may set these headers: a value that is not such a list has no error."""
     attempts = _attempts(_attempts([], ValueError("then")), ConnectionError("now: it is down"))
