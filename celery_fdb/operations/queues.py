@@ -14,7 +14,7 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import KeyLimits, Part
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.ranges import rate_of
+from kombu_fdb.primitives.ranges import MOST, rate_of
 from kombu_fdb.transport.envelope import whole_of
 
 # -- pause and limits --------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def read_limit(name: str, text: str) -> float | int | None:
         return default
     if name == "rate":
         return read_rate(text)
-    return whole_of(name, text)
+    return whole_of(name, text, MOST)
 
 
 def read_rate(text: str) -> float:

@@ -33,7 +33,8 @@ from kombu_fdb.transport.envelope import whole_of
 
 #: Seconds that a worker has to answer.
 TIMEOUT_S = 2.0
-PROCESSES = Kind.whole("1 to 100 processes", 1, 100)
+MOST_PROCESSES = 100
+PROCESSES = Kind.whole(f"1 to {MOST_PROCESSES} processes", 1, MOST_PROCESSES)
 
 
 def _shutdown(_: Broker, request: Request) -> Outcome:
@@ -43,7 +44,7 @@ def _shutdown(_: Broker, request: Request) -> Outcome:
 
 def _resize(verb: str, _: Broker, request: Request) -> Outcome:
     """``verb``: ``pool_grow`` or ``pool_shrink``."""
-    number = whole_of("the number", request.fields.get("by", "").strip())
+    number = whole_of("the number", request.fields.get("by", "").strip(), MOST_PROCESSES)
     PROCESSES.check("the number", number)
     return _answered(request, verb, number)
 

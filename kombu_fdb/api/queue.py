@@ -32,7 +32,7 @@ from kombu_fdb.model import (
     View,
 )
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.primitives.ranges import PRIORITY, milliseconds, shown, utf8
+from kombu_fdb.primitives.ranges import LONGEST_S, PRIORITY, Kind, is_number, milliseconds, shown, utf8
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 
@@ -81,12 +81,17 @@ def _bytes(payload: bytes | str) -> bytes:
     return bytes(payload)
 
 
+_POSITIVE = Kind(
+    "more than 0 seconds",
+    lambda value: is_number(value, 0, LONGEST_S) and value > 0,
+    fix=f"At most {LONGEST_S:,}, which is 100 years.",
+)
+
+
 def positive_ms(name: str, seconds: float) -> int:
     """Rounded up to whole milliseconds. Raises ``InvalidArgument``."""
-    found = milliseconds(name, seconds)
-    if not found:
-        raise InvalidArgument(f"{name} must be more than 0 seconds", given=seconds)
-    return found
+    _POSITIVE.check(name, seconds)
+    return milliseconds(name, seconds)
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------

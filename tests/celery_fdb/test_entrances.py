@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from celery_fdb.cli.status import Seconds
-from celery_fdb.operations.queues import read_rate
+from celery_fdb.operations.queues import read_limit, read_rate
 from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.api.dead_letters import DeadLetters
-from kombu_fdb.api.queue import publication
+from kombu_fdb.api.queue import positive_ms, publication
 from kombu_fdb.engine.scheduling.limit_changes import check_limits
-from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.model import KeyLimits
-from kombu_fdb.primitives.ranges import LONGEST_S, SHORTEST_S
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SHORTEST_S
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.envelope import dedup_of
 
@@ -122,3 +122,15 @@ def test_seconds_on_a_command_line_are_in_their_range(text):
     command = click.command(click.option("--interval", type=Seconds(0.1, 3600))(lambda interval: None))
     assert CliRunner().invoke(command, ["--interval", "0.1"]).exit_code == 0
     assert CliRunner().invoke(command, ["--interval", text]).exit_code == 2
+
+
+@pytest.mark.parametrize("given", ["five", "+5", str(MOST + 1)])
+def test_a_form_tells_the_largest_limit_that_there_is(given):
+    with pytest.raises(InvalidArgument, match=f"From 0 to {MOST:,}"):
+        read_limit("capacity", given)
+
+
+@pytest.mark.parametrize("given", [0, -1, True, math.nan, math.inf])
+def test_a_time_that_may_not_be_zero_is_not_asked_for_as_zero_or_more(given):
+    with pytest.raises(InvalidArgument, match="ttl must be more than 0 seconds"):
+        positive_ms("ttl", given)

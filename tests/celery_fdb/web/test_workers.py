@@ -229,8 +229,6 @@ def test_a_running_task_is_ended_from_its_page(operator, visit, app, broker, mon
 @pytest.mark.parametrize(
     ("action", "fields"),
     [
-        ("worker_grow", {"by": "many"}),
-        ("worker_grow", {"by": "9999"}),
         ("worker_grow", {"by": "0"}),
         ("worker_rate", {"task": "t", "rate": "fast"}),
         ("worker_time_limit", {"task": "t", "hard": "0"}),
@@ -239,6 +237,13 @@ def test_a_running_task_is_ended_from_its_page(operator, visit, app, broker, mon
 )
 def test_what_no_worker_can_do_is_told(operator, control, action, fields):
     operator.submit("/act", status=422, action=action, queue="w@h", confirmed="yes", **fields)
+    assert control == []
+
+
+@pytest.mark.parametrize("by", ["many", "9999", "+5", ""])
+def test_how_many_processes_there_may_be_is_told(operator, control, by):
+    page = operator.submit("/act", status=422, action="worker_grow", queue="w@h", confirmed="yes", by=by)
+    assert "From 0 to 100." in page
     assert control == []
 
 
