@@ -104,12 +104,12 @@ def list_(
     letters, conditions = _letters(invocation, queue, in_queue=in_queue), _filter(given).conditions()
     if by is not None:
         in_words = by == "reason" and not invocation.as_json
-        counts = dict(letters.count(_spoken if in_words else by, **conditions).most_common())
+        counts = dict(letters.count(_reason_in_words if in_words else by, **conditions).most_common())
         return Answer(counts, [table(f"{by} >dead", counts.items())])
     return shown(letters.list(limit, **conditions), body=body)
 
 
-def _spoken(letter: Peeked) -> str:
+def _reason_in_words(letter: Peeked) -> str:
     return MessageView.of(letter, 0).reason
 
 

@@ -49,7 +49,7 @@ def check_history(broker: Broker) -> Finding:
     history = history_of(broker)
     settings = history.settings()
     if settings is None:
-        return Finding("ok", "history", f"{HistoryOff.text}; with celery_fdb.install(app, history=True) they do")
+        return Finding("ok", "history", f"{HistoryOff.text}; workers do with celery_fdb.install(app, history=True)")
     dropped = history.dropped()
     kept = plural(history.kept(), "run")
     found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped so far"

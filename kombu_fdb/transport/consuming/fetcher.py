@@ -535,9 +535,8 @@ class Fetcher:
         if plan.queues:
             claiming.restrict(plan)
             rest_s = self._hand_over() if dispatch.arriving else self._claim(session, plan)
-            if (
-                rest_s == 0 and plan.uses_all and not (competes or self.client.acks)
-            ):  # a claim takes only some acks along
+            # A claim takes only some acks along.
+            if rest_s == 0 and plan.uses_all and not (competes or self.client.acks):
                 return max(min(self._next_look - now, self.client.options.undrained_timeout), 0.0005)
             return rest_s
         self._fruitless = 0
