@@ -230,7 +230,7 @@ def _check_reason(letters: DeadLetters, reason: str) -> None:
     if reason in {"", filters.NONE, *filters.REASONS} or next(found, None) is not None:
         return
     reasons = ", ".join(plain(each) for each in sorted(letters.count(by="reason")) if each)
-    fix = f"There are: {reasons}." if reasons else "There are no dead letters."
+    fix = f"There are: {reasons}. (What failed is rejected.)" if reasons else "There are no dead letters."
     raise Refused("no dead letter has this reason", queue=letters.dead_queue, reason=reason, fix=fix)
 
 
