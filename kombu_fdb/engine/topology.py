@@ -6,8 +6,9 @@ Every change of an exchange or its bindings sets the exchange's epoch, which sho
 A queue is deleted in one transaction: declaration, bindings, and as many messages as fit. If there are more, the same
 transaction writes ``("deleting", queue)``, and they follow in parts. So whichever process dies, the duties find the
 rest; and all messages are deleted before the name is declared again. A queue that vanishes with its last consumer is
-deleted in the transaction that removes that consumer. While sessions hold messages of the name, the row stays: messages
-of the deleted queue are deleted when they are released (``messages/settle.py``), even if a new queue has its name.
+deleted in the transaction that removes that consumer; an exclusive queue's connection counts as one. While sessions
+hold messages of the name, the row stays: messages of the deleted queue are deleted when they are released
+(``messages/settle.py``), even if a new queue has its name.
 
 A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)`` exists for it. These records
 are cleared with their session, or with their queue: so consumers learn of its deletion. Idle time is measured like a
@@ -456,7 +457,7 @@ def count_consumers(tags: Sequence[str]) -> int:
 
 
 def drop_consumers(work: Work, limit: int, session_id: SessionId) -> tuple[list[str], bool]:
-    """Remove up to ``limit`` consumers of a fenced session, and the auto-delete queues left without one.
+    """Remove up to ``limit`` consumers of a fenced session, and the auto-delete and exclusive queues left without one.
 
     Returns these queues, whose messages are to be purged, and whether the session has further consumers.
     """

@@ -1,4 +1,4 @@
-"""The only place that says what a number or a name may be. Code that accepts one from outside checks it here at once.
+"""The only place that says what a number, a rate or a name may be. Code that takes one from outside checks it here.
 
 The ranges fit into everything inside, with room to spare: a key's integer (below 2**64 - 1), a record's (64 bits),
 JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people see (year 9999). So every accepted value can
@@ -8,6 +8,7 @@ be stored, read, waited for and shown. Decoders accept more if an older celery-f
 moment                wall clock, milliseconds since 1970, up to :data:`LATEST_MS`
 duration              up to :data:`LONGEST_MS`, a hundred years
 whole number          up to :data:`MOST`: limits, counts, arguments of queues
+rate                  messages a second, also as Celery writes them, "10/m" (:func:`rate_of`)
 name                  UTF-8 up to :data:`~kombu_fdb.model.LONGEST_NAME` bytes: queue, exchange, routing key
 key, id               UTF-8 up to :data:`~kombu_fdb.model.LONGEST_KEY` or ``LONGEST_TASK_ID`` bytes
 ===================== ===========================================================================

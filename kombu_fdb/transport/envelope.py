@@ -1,4 +1,4 @@
-"""kombu's message dict <-> the payload bytes the queue stores; and what a publisher may set, with its meaning.
+"""kombu's message dict <-> the payload bytes the queue stores; what a publisher may set, and what a delivery says.
 
 A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON), body (bytes as they are)``. No base64: the body
 is most of a Celery task's message, and is copied here instead of encoded.

@@ -160,7 +160,7 @@ class Queues(Verbs):
             self._purge_rest(queue, deleted)
 
     def drop_consumers_part(self, session_id: SessionId) -> bool:
-        """Remove some consumers of a fenced session, and the auto-delete queues that end with them.
+        """Remove some consumers of a fenced session, and the auto-delete and exclusive queues that end with them.
 
         The duties purge these queues. True if the session has further consumers.
         """

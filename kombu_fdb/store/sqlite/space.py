@@ -24,6 +24,9 @@ Therefore:
   once the log would grow into the space that is needed to copy its rest: otherwise it could never be copied again. Such
   a transaction, and a deletion that finds the disk full, is retried briefly, as readers soon end.
 
+What the engine does with a refusal: ``facade/messages.py`` repeats a claim without burials, and for other transactions
+the reclaim of dead sessions makes room (``process/duty_cycle.py``).
+
 A writer first checks the disk: every ``LOOK_S`` seconds if there is plenty of space, otherwise each time. So freed
 space is noticed without a restart.
 """
