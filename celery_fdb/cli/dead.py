@@ -17,7 +17,7 @@ from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.status import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, ago, command, rate, table, yes_option
 from celery_fdb.inspection import filters, formats
-from celery_fdb.inspection.message import MessageView, reason_of
+from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import messages
 from celery_fdb.operations.action import Request, listed
@@ -110,7 +110,7 @@ def list_(
 
 
 def _reason_in_words(letter: Peeked) -> str:
-    return MessageView.of(letter, 0).reason
+    return reason_of(letter.deaths[0].reason, letter.deaths[0].details) if letter.deaths else ""
 
 
 @command()
