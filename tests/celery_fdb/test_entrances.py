@@ -17,7 +17,7 @@ from kombu_fdb.api.queue import positive_ms, publication
 from kombu_fdb.engine.scheduling.limit_changes import check_limits
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.model import KeyLimits
-from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SHORTEST_S
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SHORTEST_S, rate_of
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.envelope import dedup_of
 
@@ -115,6 +115,13 @@ def test_a_rate_in_words_is_accepted_at_both_entrances_or_at_none():
     found = [[accepts(check, text) for text in TEXTS] for check in (read_rate, lambda text: task(rate_limit_key=text))]
     assert set(found[0]) == {True, False}
     assert [text for text, one, other in zip(TEXTS, *found, strict=True) if one is not other] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "0/s", "-1", "nan", "inf/s", "-inf", "1e300/s", f"{0.9 / LONGEST_S}", "10/w", "ten", ""]
+)
+def test_a_rate_is_in_its_range(text):
+    assert rate_of(text) is None
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "0", "1e300", "five"])
