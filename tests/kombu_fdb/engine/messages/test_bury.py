@@ -29,6 +29,17 @@ def test_a_copy_from_outside_is_what_the_message_was(bench):
     assert message.priority == 3
 
 
+def test_a_copy_may_take_as_long_as_a_publish(bench, monkeypatch):
+    run, given = bench.engine.transactions, []
+    write = run.write
+    monkeypatch.setattr(
+        run, "write", lambda body, *timeout, **rest: given.append(timeout) or write(body, *timeout, **rest)
+    )
+    bench.engine.publisher.bury_copy("q", Publication("", "q", b"x"))
+    assert given == [(run.environment.publish_s,)]
+    assert run.environment.publish_s != run.environment.call_s
+
+
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1, 600_000])
 def test_what_a_full_queue_refuses_reaches_all_graves_in_the_transaction_of_its_publisher(bench, size):
     """``publish_in``: nothing can be copied beforehand, however large it is."""

@@ -185,6 +185,31 @@ def test_a_queue_that_is_declared_again_when_its_end_was_interrupted_has_nothing
     duties.stop()
 
 
+@pytest.mark.parametrize("due_s", [0, 9])
+def test_what_is_only_delayed_is_purged_too_if_a_session_s_end_is_cut_short(bench, due_s):
+    bench.engine.queues.declare(QueueDeclaration("q", exclusive=True), owner=(bench.session, "tag"))
+    bench.put(b"old", due_ms=due_s and bench.clock.wall_ms() + due_s * 1_000)
+    bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
+    ended = bench.engine.transactions.write(lambda work: topology.drop_consumers(work, 10, bench.session))
+    assert ended == (["q"], False)
+    assert bench.engine.queues.being_deleted() == ["q"]
+    assert not bench.engine.queues.finish_deletion_part("q", b"")
+    assert bench.counts() == (0, 0, 0)
+
+
+def test_a_deletion_gives_way_to_no_ack(bench, other, request):
+    """An ack changes how many are held, which a deletion only looks at."""
+    bench.put(b"a", b"b")
+    one, _two = bench.take(2)
+    way, begun = other.database, list[bool]()
+    assert isinstance(way, Interrupted)
+    if "sqlite" not in request.node.name:  # there no other writer comes in between
+        way.before_commit = once(lambda: bench.engine.messages.ack([one.lease]))
+    way.before_begin = lambda: begun.append(True)
+    other.engine.transactions.write(lambda work: topology.delete_queue(work, "q"))
+    assert len(begun) == 1
+
+
 def test_deleting_what_has_many_bindings_takes_few_reads(database):
     """One at a time, 5,000 would never come to an end where a round trip takes a millisecond."""
     bench = Bench(CountingDatabase(database))

@@ -93,6 +93,14 @@ def test_a_control_that_is_reset_ages_as_the_queue_is_declared(bench, millisecon
     assert engine.inspect.control("q") == QueueControl(ageing=ageing)
 
 
+def test_an_unreadable_control_that_is_reset_has_what_the_queue_is_declared_with(bench):
+    engine = bench.engine
+    engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
+    bench.write(lambda tr: tr.set(engine.keys.control("q"), b"\xff"))
+    engine.queues.reset_control("q")
+    assert engine.inspect.control("q").single_active
+
+
 def test_keys_that_an_unreadable_control_has_parked_are_served_when_it_is_set_anew(bench):
     engine = bench.engine
     bench.put(b"1", key="k")
