@@ -12,7 +12,7 @@ def test_a_session_tells_when_it_beat_by_its_own_clock(bench):
     bench.engine.sessions.beat(other, ttl_s=12.5)
     beats = {each.session_id: each for each in bench.engine.inspect.sessions()}
     assert beats[other].beat_ms == beats[bench.session].beat_ms + 5_000 == bench.clock.wall_ms()
-    assert beats[other].ttl_s == 12.5
+    assert (beats[other].ttl_s, beats[other].host) == (12.5, "b")
 
 
 @pytest.mark.parametrize(

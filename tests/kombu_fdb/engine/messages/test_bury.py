@@ -5,7 +5,7 @@ from kit.duties import replay
 
 from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.keyspace.codec import INLINE_BYTES
-from kombu_fdb.model import Death, KeyLimits, Publication
+from kombu_fdb.model import Death, DeliveryInfo, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.envelope import payload_of
 
@@ -20,6 +20,7 @@ def test_a_copy_from_outside_is_what_the_message_was(bench):
     assert [each.queue for each in bench.engine.inspect.find_task("t")] == ["q.dead"]
     (letter,) = bench.take(1, "q.dead")
     assert (letter.payload, letter.key, letter.ttr_ms, letter.message_id) == (b"x", "alice", 700, b"m" * 16)
+    assert letter.delivery_info == DeliveryInfo("", "q.dead")
     died, before = letter.deaths
     assert (died.queue, died.reason, died.count, died.details) == ("q", "rejected", 1, {"error": "e"})
     assert before == earlier
