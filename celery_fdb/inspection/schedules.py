@@ -303,6 +303,7 @@ class ScheduleSync:
             return ask(schedule_of(broker, timeout_s=TIMEOUT_S), broker)
         except OptionError:
             self._is_ours = False  # another kind of broker; a publish there raises what is wrong
+            return False
         except KombuFDBError as error:
             logger.warning("%s: %s", failed, error)
             self._holding.forget()

@@ -132,9 +132,9 @@ def test_a_dropped_broker_closes(url, broker):
     def forget():
         other = Broker.open(url, ack_delay_ms=2.5)  # a session of its own
         held = other.queue("jobs").take_many(3, timeout=DEADLINE_S)
-        held.append(other)  # type: ignore[arg-type] # a cycle, which only the collector ends
-        held.append(held)  # type: ignore[arg-type]
-        held[0].again = held  # type: ignore[attr-defined]
+        held.append(other)  # a cycle, which only the collector ends
+        held.append(held)
+        held[0].again = held
         return weakref.ref(other)
 
     def is_collected():
@@ -226,7 +226,7 @@ def test_one_that_only_put_closes_the_store(url):
         other = Broker.open(url, ack_delay_ms=3.5)
         other.queue("jobs").put(b"x")
         cycle = [other]
-        cycle.append(cycle)  # type: ignore[arg-type] # only the collector ends it
+        cycle.append(cycle)  # only the collector ends it
         return other._client
 
     client = forget()

@@ -149,7 +149,7 @@ class Written:
 @given(texts, st.binary(), moments)
 def test_results(state, payload, expires_ms):
     tr = Written()
-    records.write(tr, b"k", state, payload, expires_ms=expires_ms)  # type: ignore[arg-type]  # all that is asked of it
+    records.write(tr, b"k", state, payload, expires_ms=expires_ms)
     assert records.decode(tr.rows[b"k"])[:3] == (state, payload, expires_ms)
 
 
@@ -162,7 +162,7 @@ def test_results(state, payload, expires_ms):
 )
 def test_chords(chord):
     tr = Written()
-    chords._write(tr, records.ResultKeys("d"), "g", chord)  # type: ignore[arg-type]  # all that is asked of it
+    chords._write(tr, records.ResultKeys("d"), "g", chord)
     assert [chords._decode(value) for value in tr.rows.values()] == [chord]
 
 

@@ -94,7 +94,7 @@ def test_no_turn_of_a_duty_is_longer_than_its_budget(bench, monkeypatch):
     monkeypatch.setattr(upkeep, "ROWS_PER_TRANSACTION", 1_000)  # of a look
     monkeypatch.setattr(totals, "KEYS_KEPT", 5)
     environment = Environment(bench.clock, random_id, random.Random(7))
-    engine = Engine(SlowDatabase(bench.database, bench.clock), bench.namespace, environment)  # type: ignore[arg-type]  # a bench has any store
+    engine = Engine(SlowDatabase(bench.database, bench.clock), bench.namespace, environment)
     duties = DutyCycle(engine, bench.clock, bench.session, sweep_interval_s=5.0)
     turns = defaultdict(list)
 

@@ -271,7 +271,7 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(bench, m
     other = threading.Thread(target=one.client_session.recover)
 
     def recover_slowly(*args):
-        released = recover(*args)  # type: ignore[arg-type]  # as they came
+        released = recover(*args)
         recovered.set()
         joined.wait(10)
         return released
@@ -280,7 +280,7 @@ def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(bench, m
         one.combiner.abandon()
         other.start()
         recovered.wait(10)
-        join(*args, **given)  # type: ignore[arg-type]  # as they came
+        join(*args, **given)
 
     monkeypatch.setattr(sessions, "recover", recover_slowly)
     monkeypatch.setattr(messages, "join", join_late)
@@ -297,7 +297,7 @@ def test_an_interrupted_join_waits_no_longer(bench, monkeypatch):
     join = one.engine.messages.join
 
     def join_and_be_interrupted(*args, **given):
-        join(*args, **given)  # type: ignore[arg-type]  # as they came
+        join(*args, **given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -369,7 +369,7 @@ def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench, monkeypatch):
 
     two.combiner._rung = True
     monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
-    two.client_session.look(two.combiner._demand)  # type: ignore[arg-type]  # it has one
+    two.client_session.look(two.combiner._demand)
     assert two.granted == []
     assert bench.counts() == (1, 0, 1)
 

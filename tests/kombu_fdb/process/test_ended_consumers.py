@@ -217,7 +217,7 @@ def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench, end):
     def is_lost(*args, **named):
         claim(*args, **named)
         if messages.claim is is_lost:
-            messages.claim = lose  # type: ignore[method-assign]
+            messages.claim = lose
             with pytest.raises(CommitUnknown):
                 one.take()
         raise CommitUnknown
@@ -226,7 +226,7 @@ def test_the_next_one_waits_for_all_that_its_claims_had_leased(bench, end):
         claim(*args, **named)
         raise CommitUnknown
 
-    messages.claim = is_lost  # type: ignore[method-assign]
+    messages.claim = is_lost
     with pytest.raises(CommitUnknown):
         one.take()
     taken = []

@@ -39,7 +39,7 @@ def fill(database, size=20_000):
     with pytest.raises(StoreUnavailable, match=r"disk is full.*Free space on the file system of"):
         while True:
             key = b"%06d" % len(stored)
-            commit(database, lambda tr, key=key: (tr.fill(), tr.set(key, bytes(size))))  # type: ignore[misc]
+            commit(database, lambda tr, key=key: (tr.fill(), tr.set(key, bytes(size))))
             stored.append(key)
     return stored
 
@@ -64,7 +64,7 @@ def test_a_disk_that_messages_filled_is_emptied_and_filled_again(disk):
             stored = fill(database)
             assert keys(database) == stored
             for key in stored:
-                commit(database, lambda tr, key=key: (tr.clear(key), tr.add(b"done", 1)))  # type: ignore[misc]
+                commit(database, lambda tr, key=key: (tr.clear(key), tr.add(b"done", 1)))
             assert keys(database) == []
 
 
@@ -234,7 +234,7 @@ def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk, monkeypatch):
 
         monkeypatch.setattr(Retry, "_pause", finish)
         for key in stored:
-            retry(lambda tr, key=key: (tr.clear(key), tr.add(b"done", 1)), timeout_s=PATIENCE_S)  # type: ignore[misc]
+            retry(lambda tr, key=key: (tr.clear(key), tr.add(b"done", 1)), timeout_s=PATIENCE_S)
         assert keys(database) == []
         assert refused, "the reader was not in the way, so this shows nothing"
 
@@ -265,12 +265,12 @@ def test_pages_that_are_freed_fill_the_reserve_first(disk):
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         stored = fill(database)
         moved = [b"moved%d" % number for number in range(6)]
-        commit(database, lambda tr: (tr.clear(stored[0]), *(tr.set(key, bytes(20_000)) for key in moved)))  # type: ignore[misc]
+        commit(database, lambda tr: (tr.clear(stored[0]), *(tr.set(key, bytes(20_000)) for key in moved)))
         commit(database, lambda tr: tr.clear(stored[1]))
         with pytest.raises(StoreUnavailable, match="disk is full"):
-            commit(database, lambda tr: (tr.fill(), tr.set(b"new", bytes(15_000))))  # type: ignore[misc]
-        commit(database, lambda tr: [tr.clear(key) for key in stored[2:20]])  # type: ignore[misc]
-        commit(database, lambda tr: (tr.fill(), tr.set(b"new", bytes(15_000))))  # type: ignore[misc]
+            commit(database, lambda tr: (tr.fill(), tr.set(b"new", bytes(15_000))))
+        commit(database, lambda tr: [tr.clear(key) for key in stored[2:20]])
+        commit(database, lambda tr: (tr.fill(), tr.set(b"new", bytes(15_000))))
 
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
@@ -307,7 +307,7 @@ def test_samples_take_no_page_of_the_reserve(full):
     with pytest.raises(StoreError, match="disk is full"):
         for moment in range(HOUR.slots):
             later = Sample(moment * HOUR.step_s * 1000, queues)
-            engine.transactions.write(lambda work, later=later: samples.write(work, [HOUR], later))  # type: ignore[misc]
+            engine.transactions.write(lambda work, later=later: samples.write(work, [HOUR], later))
     for number in range(50):
         full.declare(f"queue-{number:03}")
 

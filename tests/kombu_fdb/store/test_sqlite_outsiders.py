@@ -89,7 +89,7 @@ def statements(path):
 def plan(connection, statement):
     values = [b"1"] * statement.count("?")
     if "LIMIT" in statement:
-        values[-1] = 1  # type: ignore[call-overload]  # of rows
+        values[-1] = 1
     return [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
 
 

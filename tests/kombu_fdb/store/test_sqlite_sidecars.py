@@ -326,9 +326,9 @@ def test_sharing_with_a_group(folder, setgid, supplementary):
         open_to_team(path)
         use(path)  # what lies beside was made for alice alone
 
-    as_user(ALICE, first, **who)  # type: ignore[arg-type]  # one of two shapes
+    as_user(ALICE, first, **who)
     for user in (BOB, ALICE, BOB):
-        as_user(user, lambda: use(path), **who)  # type: ignore[arg-type]
+        as_user(user, lambda: use(path), **who)
     bells = path.with_name("b.db-bells").stat()
     assert stat.S_IMODE(bells.st_mode) == 0o2770
     assert {path.with_name(f"b.db-{name}").stat().st_gid for name in ("gate", "lock", "bells")} == {TEAM}
@@ -347,9 +347,9 @@ def test_two_users_of_a_group_at_the_same_time(folder, supplementary):
     os.chown(folder, ALICE, TEAM)
     folder.chmod(0o770)
     who = {"groups": (TEAM,)} if supplementary else {"group": TEAM}
-    as_user(ALICE, lambda: (SqliteDatabase.open(str(path)).close(), open_to_team(path)), **who)  # type: ignore[arg-type]
-    as_user(BOB, too_early, **who)  # type: ignore[arg-type]
-    as_user(ALICE, lambda: SqliteDatabase.open(str(path)).close(), **who)  # type: ignore[arg-type]
+    as_user(ALICE, lambda: (SqliteDatabase.open(str(path)).close(), open_to_team(path)), **who)
+    as_user(BOB, too_early, **who)
+    as_user(ALICE, lambda: SqliteDatabase.open(str(path)).close(), **who)
 
     def bob():
         database = SqliteDatabase.open(str(path))
@@ -370,7 +370,7 @@ def test_two_users_of_a_group_at_the_same_time(folder, supplementary):
 
     def run(user, work):
         try:
-            as_user(user, work, **who)  # type: ignore[arg-type]
+            as_user(user, work, **who)
         except BaseException as error:
             failures.append(error)
 

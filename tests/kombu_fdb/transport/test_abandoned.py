@@ -549,7 +549,7 @@ class TestPrograms:
     def test_a_consumer_mixin_that_is_dropped(self, abandoned, watcher, engine, until):
         fill(watcher, 10)
 
-        class Worker(ConsumerMixin):  # type: ignore[misc] # kombu has no types
+        class Worker(ConsumerMixin):
             def __init__(self):
                 self.connection = abandoned()
                 self.received = []

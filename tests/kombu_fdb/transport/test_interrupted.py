@@ -120,7 +120,7 @@ def wait(broker):
 def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker, how):
     queue = broker.queue("q")
     queue.put_many([str(number) for number in range(3)])
-    queue.take(timeout=0).release()  # type: ignore[union-attr]
+    queue.take(timeout=0).release()
 
     def look():
         let_all_go(broker)
@@ -363,7 +363,7 @@ def test_a_consumer_that_is_interrupted_after_the_commit_holds_nothing():
     ):
         queue = broker.queue("q")
         queue.put("x")
-        queue.take(timeout=0).release()  # type: ignore[union-attr]
+        queue.take(timeout=0).release()
         faults.at_commits(Fault.INTERRUPTED)
         with pytest.raises(Interrupted):
             queue.take(timeout=0)

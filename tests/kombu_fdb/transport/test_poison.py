@@ -67,7 +67,7 @@ class Hostile(Exception):
 
 def unparsed():
     """Its traceback can't be printed."""
-    return SyntaxError("wrong", ("here", 1, 1, 5))  # type: ignore[arg-type]  # as a parser may
+    return SyntaxError("wrong", ("here", 1, 1, 5))
 
 
 @pytest.mark.parametrize(

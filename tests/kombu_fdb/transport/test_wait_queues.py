@@ -204,7 +204,7 @@ def test_only_what_others_may_have_gives_way(bench, monkeypatch):
 
     def note(*args, **terms):
         given.append(terms["gives_way"])
-        return claim(*args, **terms)  # type: ignore[arg-type]  # as they came
+        return claim(*args, **terms)
 
     monkeypatch.setattr(connection.client_session, "claim", note)
     connection.turns()

@@ -91,7 +91,7 @@ class Slow:
 
 def test_a_ring_that_is_cleared_before_it_has_sent_wakes_an_event_loop_once(bell):
     descriptor = bell.fileno()
-    bell._ringing = Slow(bell._ringing, bell.clear)  # type: ignore[assignment]
+    bell._ringing = Slow(bell._ringing, bell.clear)
     bell.ring()
     assert select.select([descriptor], [], [], 0)[0]
     bell.clear()
@@ -101,7 +101,7 @@ def test_a_ring_that_is_cleared_before_it_has_sent_wakes_an_event_loop_once(bell
 def test_a_ring_that_is_cleared_before_it_has_sent_wakes_a_thread_once(bell):
     sleeper = object()
     bell._sleepers.add(sleeper)
-    bell._ringing = Slow(bell._ringing, bell.clear)  # type: ignore[assignment]
+    bell._ringing = Slow(bell._ringing, bell.clear)
     bell.ring()
     bell._sleepers.discard(sleeper)
     assert bell.wait(10)

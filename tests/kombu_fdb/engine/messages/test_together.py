@@ -20,7 +20,7 @@ def mark(tr):
 
 
 def marked(bench):
-    return bool(bench.database.items(KEY, KEY + b"\0"))  # type: ignore[attr-defined]
+    return bool(bench.database.items(KEY, KEY + b"\0"))
 
 
 @pytest.fixture

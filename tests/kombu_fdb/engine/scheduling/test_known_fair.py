@@ -50,7 +50,7 @@ class History:
             name: self.rng.choice(these)
             for name, these in (("key", KEYS), ("priority", (0, 0, 5, 9)), ("queue", "qqp"))
         }
-        self.both(lambda bench: bench.put(*items, **to))  # type: ignore[arg-type]  # three options of three types
+        self.both(lambda bench: bench.put(*items, **to))
 
     def claim(self):
         most, queues, chance = self.rng.choice([1, 1, 2, 3, 8]), self.rng.choice(QUEUES), self.rng.random()

@@ -86,7 +86,7 @@ def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench):
 
             return original(tried, **given)
 
-    other.transactions.retry = once = Once()  # type: ignore[assignment]  # in its place, for one claim
+    other.transactions.retry = once = Once()
     seen.append(other.messages.claim(session, ["q"], 1))
     assert once.tries == 2
     assert seen == [[]]
@@ -140,7 +140,7 @@ def test_limiting_every_key_is_one_small_transaction_however_many_there_are():
     paid = []
     for keys in (0, 3_000):
         bench, counted = parked(keys)
-        bench.engine.queues.follow_limits = lambda _queue: None  # type: ignore[method-assign]  # only what must be at once
+        bench.engine.queues.follow_limits = lambda _queue: None
         counted.reset()
         bench.engine.queues.set_control("q", QueueControl(every_key=ONE))
         paid.append(counted.total())
