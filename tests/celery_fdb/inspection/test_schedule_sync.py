@@ -25,7 +25,7 @@ from celery_fdb.inspection.schedules import (
     unpack,
 )
 from kombu_fdb import Broker
-from kombu_fdb.errors import FormatError, StoreUnavailable
+from kombu_fdb.errors import FormatError, OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
@@ -180,6 +180,16 @@ def test_what_beat_heard_of_a_pause_holds_while_the_store_is_away(app, broker, m
 
     monkeypatch.setattr("celery_fdb.inspection.schedules.schedule_of", away)
     assert {name: sync.skips(entry(app, name)) for name in heard} == heard
+
+
+def test_nothing_is_skipped_once_the_broker_is_of_another_kind(app, broker, monkeypatch, sync):
+    def of_another_kind(*_, **__):
+        raise OptionError("not ours")
+
+    schedule_of(broker).pause("paused")
+    assert sync.skips(entry(app, "paused"))
+    monkeypatch.setattr("celery_fdb.inspection.schedules.schedule_of", of_another_kind)
+    assert not sync.skips(entry(app, "paused"))
 
 
 class Broken:
